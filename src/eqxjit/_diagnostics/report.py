@@ -19,6 +19,7 @@ from .._places import CallSite, innermost_line
 from .._text import times
 from .events import listeners
 from .html import block, table
+from .size import Program
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import COMPILING, Seconds, TraceList
 
@@ -62,8 +63,7 @@ class ReportRow(NamedTuple):
     seconds: Seconds
     share: float
     persistent_cache_hits: int
-    equations: int | None
-    busiest_line: str
+    program: Program | None
     reason: str
 
 
@@ -88,8 +88,7 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
         seconds=seconds,
         share=seconds.total / total_seconds if total_seconds else 0.0,
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
-        equations=None if largest is None else largest.equations,
-        busiest_line="" if largest is None else largest.busiest_line,
+        program=None if largest is None else largest.program,
         reason=reason,
     )
 
@@ -157,13 +156,7 @@ class CompileReport:
         ]
 
     def _notes_on_functions(self) -> list[str]:
-        return [
-            f"{row.function}: one line makes most of its {row.equations:,} equations: "
-            f"{row.busiest_line}. A loop in Python is unrolled: use `jax.lax.scan` or "
-            "`jax.lax.fori_loop`, or `jax.vmap` where the steps don't depend on each other."
-            for row in self.rows
-            if row.busiest_line
-        ]
+        return [f"{r.function}: {t}" for r in self.rows if r.program for t in r.program.lines+ r.program.notes]
 
     @property
     def spans(self) -> list[ReportSpan]:
@@ -233,7 +226,7 @@ def _columns(row: ReportRow) -> dict[str, str]:
         "compile s": f"{row.seconds.compiling:.3f}",
         "share": f"{row.share:.0%}",
         "cached": str(row.persistent_cache_hits),
-        "size": "" if row.equations is None else f"{row.equations:,}",
+        "size": "" if (row.program and row.program.equations) is None else f"{(row.program and row.program.equations):,}",
     }
 
 
