@@ -167,6 +167,10 @@ class _Line:
             name = code.code.co_qualname.rpartition("<locals>.")[2]
             self.path = (*outer.path, f"{name}:{code.line(offset)}")
 
+    def loop(self, start: int) -> "_Loop":
+        assert self.around is not None
+        return self.around, self.code, start
+
     def all_around(self) -> "Iterator[_Line]":
         line = self.around
         while line is not None:
@@ -193,9 +197,8 @@ class _Reader:
         root = _Line(None, _Code(_Reader.__init__.__code__), 0)
         #: Each after that which calls it.
         self.lines = [root]
-        # How often a loop was passed: its code jumped, or its only call began again.
-        self.jumps: collections.Counter[_Loop] = collections.Counter()
-        self.restarts: collections.Counter[_Loop] = collections.Counter()
+        # How often each loop began again, by the stack of the equation with which it did.
+        self.passes: dict[_Loop, collections.Counter[_Line]] = {}
         # Of jitted functions of the user's: how often each is used, and its equations.
         self.n_uses: collections.Counter[str] = collections.Counter()
         self.n_inlined: collections.Counter[str] = collections.Counter()
@@ -210,23 +213,26 @@ class _Reader:
         is_outermost = around is self.lines[0]
         source = None if is_outermost else source_of(jaxpr)
         stacks: dict[Any, list[_Line]] = {}
-        passes: dict[tuple[int, int], tuple[bool, _Loop] | None] = {}
+        loops: dict[tuple[int, int], _Loop | None] = {}
         parts: collections.Counter[tuple[Any, ...]] = collections.Counter()
         outputs = {*map(id, jaxpr.outvars)} if is_outermost else ()
         before: list[_Line] = []
+        primitive: Any = None
         for equation in jaxpr.eqns:
             traceback = equation.source_info.traceback
             stack = stacks.get(traceback)
             if stack is None:
                 stack = stacks[traceback] = self._stack(traceback, around, source)
-            pair = id(before), id(stack)
-            if pair not in passes:
-                passes[pair] = _pass(before, stack)
-            passed = passes[pair]
-            # The way back of a gradient goes through all lines once more, from the last one.
-            if passed and "transpose(" not in str(equation.source_info.name_stack):
-                is_jump, loop = passed
-                (self.jumps if is_jump else self.restarts)[loop] += 1
+            # Of one stack are also the parts of one operation.
+            elif stack is not before or equation.primitive is primitive:
+                pair = id(before), id(stack)
+                if pair not in loops:
+                    loops[pair] = _loop_between(before, stack)
+                loop = loops[pair]
+                # The way back of a gradient goes through all lines again, from the last one.
+                if loop and "transpose(" not in str(equation.source_info.name_stack):
+                    self.passes.setdefault(loop, collections.Counter())[stack[-1]] += 1
+            primitive = equation.primitive
             before, line = stack, stack[-1] if stack else around
             line.n += n
             nested = [*_nested(equation)]
@@ -263,8 +269,8 @@ class _Reader:
         return stack
 
     def n_passes(self, loop: _Loop) -> int:
-        # Where its code jumps, what else began again did so within one pass.
-        return 1 + (self.jumps[loop] or self.restarts[loop])
+        # By the equation with which it mostly begins: some begin again within a pass.
+        return 1 + max(self.passes.get(loop, {0: 0}).values())
 
     def claims(self) -> "collections.Counter[tuple[str, str]]":
         """Return the equations of each place that has a kind of loop, or of a library."""
@@ -285,7 +291,7 @@ class _Reader:
         code, around = line.code, line.around
         assert around is not None
         for start in [*[start for start, _ in code.loops_around(line.offset)], line.offset]:
-            n_passes = self.n_passes((around, code, start))
+            n_passes = self.n_passes(line.loop(start))
             # In each pass of the loop around it.
             if n_passes >= _MANY_PASSES * line.passes:
                 if code.is_users:
@@ -325,30 +331,27 @@ def _below(stack: Any, source: tuple[str, str, int] | None) -> Any:
     return stack[of_user[-1] :] if of_user else ()
 
 
-def _pass(before: list[_Line], stack: list[_Line]) -> tuple[bool, _Loop] | None:
-    """Return the loop that begins again between two equations, and whether its own code jumps."""
+def _loop_between(before: list[_Line], stack: list[_Line]) -> _Loop | None:
+    """Return the innermost loop that began again between two equations, the latter's not first."""
     both = [*zip(before, stack, strict=False)]
     depth = next((i for i, (old, new) in enumerate(both) if old is not new), len(both))
-    is_called_again = depth == len(both)
-    if not is_called_again:
+    if depth < len(both):
         old, new = both[depth]
-        is_called_again = old.code is new.code
-        if is_called_again:
+        offsets = {new.offset}
+        if old.code is new.code:
+            offsets.add(old.offset)
             if new.offset > old.offset:
                 return None
-            for start, _ in new.code.loops_around(old.offset, new.offset)[-1:]:
-                assert new.around is not None
-                return True, (new.around, new.code, start)
-    # What is there was called again: by the innermost loop around that.
+        for start, _ in new.code.loops_around(*offsets)[-1:]:
+            return new.loop(start)
+    # What is there was called again.
     for line in reversed(stack[:depth]):
         for start, _ in line.code.loops_around(line.offset)[-1:]:
-            assert line.around is not None
-            return False, (line.around, line.code, start)
+            return line.loop(start)
     # By `functools.reduce`, say: C runs a function of the user's within another.
     for line, called in zip(stack[:depth][::-1], stack[1 : depth + 1][::-1], strict=False):
-        if is_called_again and line.code.is_users and called.code.is_users:
-            assert line.around is not None
-            return False, (line.around, line.code, line.offset)
+        if line.code.is_users and called.code.is_users:
+            return line.loop(line.offset)
     return None
 
 
