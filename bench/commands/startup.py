@@ -1,7 +1,9 @@
 """`bench startup`: importing, first calls, new shapes, nested calls in a trace: fresh processes.
 
-And the ways to get two functions of a model ready: cold, from JAX's persistent cache, side by
-side in threads, loaded from files. Each figure is that of the best process.
+Then the ways to get two functions of a model ready: cold, from JAX's persistent cache, side by
+side in threads, loaded from files. At last the same work with and without diagnostics, in CPU time:
+a first call and a new shape (at most 1.02 of the time without), and two first calls under
+`compile_report()` (at most 1.05). Each figure is that of the best process.
 """
 
 import os
@@ -20,6 +22,7 @@ from ..probes.startup import PROBES, Figures
 from ..probes.ways_to_start import MODELS
 
 COMPETITORS = ("floor", "eqx", "eqxjit")
+EXPLANATIONS = "diagnostics"
 # In these, `jax.jit` on flat arrays has no part.
 WITHOUT_FLOOR = ("import", "nested")
 
@@ -42,7 +45,7 @@ def main(argv: list[str]) -> int:
     # As in the processes: the setting is recorded.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     rounds = 1 if args.quick else args.rounds
-    rows = chosen({**dict.fromkeys(PROBES), **MODELS}, args)
+    rows = chosen({**dict.fromkeys(PROBES), **MODELS, EXPLANATIONS: None}, args)
 
     probes: dict[str, dict[str, dict[str, float]]] = {}
     names = [name for name in PROBES if name in rows]
@@ -76,7 +79,21 @@ def main(argv: list[str]) -> int:
         lines = [(way, *figures.values()) for way, figures in ways[model].items()]
         columns = ("", *next(iter(ways[model].values())))
         console.print(table_of(f"{model}: seconds, phases of both added up", columns, lines))
-    record("startup", {"rounds": rounds, "probes": probes, "ways": ways}, args)
+
+    costs: dict[str, dict[str, float]] = {}
+    if EXPLANATIONS in rows:
+        for _ in track(range(rounds), EXPLANATIONS, console=console, transient=True):
+            found = figures_of("bench.probes.diagnostics", "5" if args.quick else "40")
+            for row, figures in found.items():
+                best = costs.setdefault(row, figures)
+                best |= {side: min(seconds, best[side]) for side, seconds in figures.items()}
+        lines = [
+            (row, 1e3 * best["on"], 1e3 * best["off"], best["on"] / best["off"])
+            for row, best in costs.items()
+        ]
+        console.print(table_of("milliseconds of CPU time", ("", "on", "off", "on / off"), lines))
+    report = {"rounds": rounds, "probes": probes, "ways": ways, "diagnostics": costs}
+    record("startup", report, args)
     return 0
 
 

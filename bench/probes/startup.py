@@ -3,7 +3,6 @@
 Each probe prints its figures, seconds by name, as JSON.
 """
 
-import copy
 import gc
 import json
 import sys
@@ -74,52 +73,6 @@ def nested(name: str) -> Figures:
     }
 
 
-def retrace(name: str) -> Figures:
-    """A new shape of a small function when nobody listens, in CPU time, the best of many.
-
-    For eqxjit also without diagnostics: traces neither described, compared nor finished.
-    """
-    import jax.numpy as jnp
-
-    from ..harness.competitors import jitted_over
-
-    examples = [{"x": jnp.ones(size)} for size in range(2, 130)]
-    cases = iter([cases[name] for cases in jitted_over(lambda x: x + 1, examples)])
-
-    def new_shape() -> float:
-        case = next(cases)
-        return seconds(lambda: case.run(1), time.process_time)
-
-    new_shape()
-    if name != "eqxjit":
-        return {"a new shape": min(new_shape() for _ in range(60))}
-    from eqxjit._diagnostics.history import History
-
-    of_class: Any = History
-    methods = {name: vars(of_class)[name] for name in ("begin", "end", "finish")}
-    traces: list[Any] = []
-
-    def begin(*args: Any) -> Any:
-        traces.append(methods["begin"](*args))
-        return traces[-1]
-
-    of_class.begin = begin
-    new_shape()
-    stubs = {"begin": lambda *_: copy.copy(traces[0]), "end": _nothing, "finish": _nothing}
-    ways = {"a new shape": methods, "a new shape, without diagnostics": stubs}
-    best = dict.fromkeys(ways, float("inf"))
-    for _ in range(60):
-        for way, functions in ways.items():
-            for name, function in functions.items():
-                setattr(of_class, name, function)
-            best[way] = min(best[way], new_shape())
-    return best
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing."""
-
-
 def wide(kind: str, name: str) -> Figures:
     """A tree of many leaves: the first call, and the first with another shape."""
     import equinox as eqx
@@ -164,9 +117,7 @@ def main(probe: str, name: str) -> Figures:
     }
     if probe in rows:
         return _figures(name, rows[probe](2))
-    if probe in ("nested", "retrace"):
-        return nested(name) if probe == "nested" else retrace(name)
-    return wide(probe, name)
+    return nested(name) if probe == "nested" else wide(probe, name)
 
 
 PROBES = (
@@ -175,7 +126,6 @@ PROBES = (
     "MLP + adam",
     "transformer",
     "nested",
-    "retrace",
     "1,000 arrays",
     "300 Modules",
     "20,000 floats",

@@ -56,14 +56,15 @@ def make_call({parts}):
                 return {otherwise}({arguments})
             {calls} = {in_flight}.calls
             {n_calls} = {len}({calls})
+            {record} = [{entry}, {handler}, ({values})]
             try:
-                {calls}.append(({entry}, {handler}, ({values})))
+                {calls}.append({record})
                 {arrays} = {jitted}({inputs})
                 {is_part} = {is_transformed}({arrays})
                 if ({entry}.must_wait or {is_part}) and not {entry}.pending:
                     {entry}.wait_for({arrays})
             except {BaseException} as {error}:
-                {handler}.failed_fast({error}, {entry}, {arguments})
+                {handler}.failed_fast({error}, {call_of}({record}))
                 raise
             finally:
                 del {calls}[{n_calls}:]
@@ -71,7 +72,7 @@ def make_call({parts}):
                 {entry}.unclassified and not {is_part}
             ):
                 # A program is to be read, or this is the output of another trace than the first.
-                return {handler}.finish_fast({arrays}, {entry}, {arguments})
+                return {handler}.finish_fast({arrays}, {call_of}({record}))
             {next}({hits})
             {statements}
             return {output}
@@ -85,19 +86,28 @@ def make_call({parts}):
 class _InFlight(threading.local):
     """The calls in flight of a thread, outside in, where C doesn't keep them.
 
-    - `calls`: of each its entry, and its `Call` if that is there; or its handler, and the values of
-        the parameters.
+    - `calls`: of each its entry, its handler, and the values of the parameters; None and its `Call`
+        once that is made.
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, Any, Any]] = []
+        self.calls: list[list[Any]] = []
 
 
 in_flight = _InFlight()
 
 
+def call_of(record: list[Any]) -> Any:
+    """Return the `Call` of a call in flight, which is made once."""
+    entry, handler, content = record
+    if handler is not None:
+        args, kwargs = handler.function.signature.arguments_among(content)
+        record[1:] = None, handler.call_of(entry, *args, **kwargs)
+    return record[2]
+
+
 # What generated code refers to by these names.
-_functions = as_array, flatten_one_level, is_transformed, same, trim, unflatten_node
+_functions = as_array, call_of, flatten_one_level, is_transformed, same, trim, unflatten_node
 _SCOPE = vars(builtins) | {each.__name__: each for each in _functions}
 _SCOPE |= {"Array": ArrayImpl, "absent": absent, "fields_of": fields_of, "in_flight": in_flight}
 _SCOPE |= {"registered_nodes": registered_nodes, "str_types": {str}}
@@ -435,7 +445,8 @@ def _plain_class(cls: type, *fields: str) -> type | None:
     Python function, and refuses.
     """
     # Both classes must have got their `__dict__` on top of the same base.
-    plain = type("Fields", (eqx.Module.__base__,), {"__hash__": object.__hash__})
+    base: Any = eqx.Module.__base__
+    plain = type("Fields", (base,), {"__hash__": object.__hash__})
     trial = plain()
     try:
         trial.__class__ = cls
