@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._compat import native
 from .._diagnostics.description import Description, describe
+from .._fast.writer import call_of
 from .._fast.writer import in_flight as _stack
 from .._spec.tree import Spec
 
@@ -69,17 +70,14 @@ else:
         calls = _stack.calls
         n = len(calls)
         try:
-            calls.append((call.entry, None, call))
+            calls.append([call.entry, None, call])
             return action(*arrays)
         finally:
             del calls[n:]
 
     def in_flight(entry: "Entry | None" = None) -> Call | None:
         """Return this thread's innermost call in flight, of an entry or of any; or None."""
-        for found, handler, content in reversed(_stack.calls):
-            if entry is None or found is entry:
-                if handler is None:
-                    return content
-                args, kwargs = handler.function.signature.arguments_among(content)
-                return handler.call_of(found, *args, **kwargs)
+        for record in reversed(_stack.calls):
+            if entry is None or record[0] is entry:
+                return call_of(record)
         return None

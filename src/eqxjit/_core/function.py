@@ -209,5 +209,5 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
         elif inspect.ismodule(fun):
             hint = " Name the function in the module."
         raise TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")
-    spec, arrays, statics = split_named(fun, [("fun", fun)])
+    spec, arrays, statics = split_named(fun, lambda: [("fun", fun)])
     return Function(fun, spec, statics, options), tuple(arrays)

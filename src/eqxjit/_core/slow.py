@@ -22,12 +22,12 @@ from .._switches import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of
 from .errors import (
-    argument_error,
     array_error,
     note_shapes,
     note_tracers,
     raise_instead,
     runtime_error,
+    split_named,
 )
 from .function import Function
 from .table import Table
@@ -108,21 +108,17 @@ class CallHandler:
         An error names a bad argument.
         """
         __tracebackhide__ = True
-        try:
-            spec, arrays, statics = split((args, kwargs))
-            if is_staged:
-                # A `ShapeDtypeStruct` is a static leaf to a call, and an array to what is lowered.
-                spec, arrays, statics = resplit(spec, arrays, statics, _is_dynamic)
-                arrays = [*map(canonical, arrays)]
-            call = Call(self.function, self.fun_arrays, args, kwargs, spec, arrays, statics)
-            call.is_staged = is_staged
-            # This compares static objects.
-            return call, self.find(spec)
-        except Exception as error:
-            # A flatten, a `__hash__` or an `__eq__` of the user's.
-            named = self.function.signature.named(args, kwargs)
-            raise_instead(argument_error(error, named), error)
-            raise
+        spec, arrays, statics = split_named(
+            (args, kwargs), lambda: self.function.signature.named(args, kwargs)
+        )
+        if is_staged:
+            # A `ShapeDtypeStruct` is a static leaf to a call, and an array to what is lowered.
+            spec, arrays, statics = resplit(spec, arrays, statics, _is_dynamic)
+            arrays = [*map(canonical, arrays)]
+        call = Call(self.function, self.fun_arrays, args, kwargs, spec, arrays, statics)
+        call.is_staged = is_staged
+        # This compares static objects.
+        return call, self.find(spec)
 
     def find(self, spec: Spec) -> Entry | None:
         return self.table.find(spec)
@@ -230,15 +226,12 @@ class CallHandler:
         call.entry = entry
         return call
 
-    def finish_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
+    def finish_fast(self, output: Output, call: Call) -> Any:
         __tracebackhide__ = True
-        try:
-            return self.finish_trace(output, self.call_of(entry, *args, **kwargs))
-        except BaseException:
-            trim()
-            raise
+        with trimming:
+            return self.finish_trace(output, call)
 
-    def failed_fast(self, error: BaseException, entry: Entry, /, *args: Any, **kwargs: Any) -> None:
+    def failed_fast(self, error: BaseException, call: Call) -> None:
         """Raise what the jitted function raised in a fast path, or a clearer error."""
         __tracebackhide__ = True
         with trimming:
@@ -247,13 +240,7 @@ class CallHandler:
             try:
                 raise error
             except BaseException as error:
-                try:
-                    call = self.call_of(entry, *args, **kwargs)
-                except Exception:
-                    # A node of the user's can't be flattened any more.
-                    call = None
-                if call is not None:
-                    self.failed(error, call)
+                self.failed(error, call)
                 raise
 
     def source(self) -> str | None:

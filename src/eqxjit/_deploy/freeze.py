@@ -230,7 +230,7 @@ def _frozen(
     """Freeze a partial function: errors call it `name(...)`, and `check` raises for arguments."""
     fun = partial.func
     named = [("fun", fun), ("args", partial.args), ("kwargs", partial.keywords)]
-    spec, arrays, statics = split_named(partial, named)
+    spec, arrays, statics = split_named(partial, lambda: named)
     if has_tracers(arrays):
         raise ValueError("`freeze` got a tracer: call it outside of `jit`, `grad` and `vmap`.")
 

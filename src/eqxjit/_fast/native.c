@@ -33,7 +33,7 @@ Invariants:
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
-#define INTERFACE 55
+#define INTERFACE 56
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -217,7 +217,7 @@ TYPE(Flags, flags, Py_TPFLAGS_BASETYPE)
 typedef struct InFlight {
     struct InFlight *outer;
     PyObject *entry;  /* which entry is called */
-    PyObject *call;   /* the slow path's Call; NULL for a call from here, which has: */
+    PyObject *call;   /* the slow path's Call; of a call from here NULL until it is made, of: */
     PyObject *handler; /* the wrapper's CallHandler */
     PyObject *const *args;
     Py_ssize_t n_args;
@@ -228,8 +228,8 @@ typedef struct InFlight {
 static THREAD_LOCAL InFlight *innermost = NULL;
 
 /* Records lie on the heap and are taken out by identity, because a greenlet may leave a call, with its part of
-   the C stack, that another one's outlasts. They borrow what the call's handler holds. */
-static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ssize_t n, const InFlight *call) {
+   the C stack, that another one's outlasts. They borrow all but `call`, which is moved there and back. */
+static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ssize_t n, InFlight *call) {
     Py_ssize_t n_all = call->n_args + (call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames));
     InFlight *record = PyMem_Malloc(sizeof(InFlight) + (size_t)n_all * sizeof(PyObject *)), **link = &innermost;
     if (record == NULL) return PyErr_NoMemory();
@@ -240,30 +240,32 @@ static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ss
     PyObject *output = PyObject_Vectorcall(jitted, arrays, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     while (*link != record) link = &(*link)->outer;
     *link = record->outer;
+    call->call = record->call;
     PyMem_Free(record);
     return output;
 }
 
-/* Calls a method of the handler with what comes first, and the arguments of the call. */
-static PyObject *ask_handler(InFlight *call, PyObject *method, PyObject *first, PyObject *entry) {
-    Py_ssize_t n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
-    Py_ssize_t n_before = entry == NULL ? 2 : 3, n = call->n_args + n_named;
-    PyObject *small[16], **all = allocate(small, 16, n_before + n), *before[] = {call->handler, first, entry};
+/* Returns the Call of a call, borrowed, which is made once. */
+static PyObject *call_of(State *state, InFlight *call) {
+    if (call->call != NULL) return call->call;
+    Py_ssize_t n = call->n_args + (call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames));
+    PyObject *small[16], **all = allocate(small, 16, 2 + n);
     if (all == NULL) return NULL;
-    memcpy((void *)all, (void *)before, (size_t)n_before * sizeof(PyObject *));
-    memcpy((void *)(all + n_before), (void *)call->args, (size_t)n * sizeof(PyObject *));
-    PyObject *result = PyObject_VectorcallMethod(method, all, (size_t)(n_before + call->n_args), call->kwnames);
+    all[0] = call->handler;
+    all[1] = call->entry;
+    memcpy((void *)(all + 2), (void *)call->args, (size_t)n * sizeof(PyObject *));
+    PyObject *made = PyObject_VectorcallMethod(state->call_of, all, (size_t)(2 + call->n_args), call->kwnames);
     if (all != small) PyMem_Free((void *)all);
-    return result;
+    if (made != NULL) Py_XSETREF(call->call, made);
+    return made;
 }
 
 static PyObject *in_flight(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args > 1) return malformed_object();
-    State *state = PyModule_GetState(module);
     InFlight *call = innermost;
     while (call != NULL && n_args == 1 && call->entry != args[0]) call = call->outer;
     if (call == NULL) Py_RETURN_NONE;
-    return call->call != NULL ? Py_NewRef(call->call) : ask_handler(call, state->call_of, call->entry, NULL);
+    return Py_XNewRef(call_of(PyModule_GetState(module), call));
 }
 
 static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
@@ -918,8 +920,14 @@ typedef struct {
     PyObject *names;       /* see `argument` */
 } Dispatcher;
 
-/* Asks it with the exception that is set, and its traceback: what the handler doesn't raise, it returns. */
-static PyObject *hand_over_error(InFlight *call, PyObject *method, PyObject *entry) {
+/* Has the handler finish a call of a jitted function. */
+static PyObject *ask_handler(State *state, InFlight *call, PyObject *method, PyObject *output) {
+    PyObject *made = call_of(state, call);
+    return made == NULL ? NULL : PyObject_CallMethodObjArgs(call->handler, method, output, made, NULL);
+}
+
+/* Has it raise the exception that is set, with its traceback, or a clearer one. */
+static PyObject *hand_over_error(State *state, InFlight *call) {
 #if PY_VERSION_HEX >= 0x030C0000
     PyObject *error = PyErr_GetRaisedException();
 #else
@@ -930,7 +938,7 @@ static PyObject *hand_over_error(InFlight *call, PyObject *method, PyObject *ent
     Py_XDECREF(type);
     Py_XDECREF(traceback);
 #endif
-    PyObject *result = ask_handler(call, method, error, entry);
+    PyObject *result = ask_handler(state, call, state->failed_fast, error);
     Py_DECREF(error);
     return result;
 }
@@ -942,18 +950,16 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Flags *flags = (Flags *)fast->entry;
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
     int is_transformed = output == NULL ? -1 : wait_for(state, fast, output);
-    if (is_transformed < 0) {
-        Py_XDECREF(output);
-        return hand_over_error(call, state->failed_fast, fast->entry);
-    }
-    if (flags->pending || (flags->unclassified && !is_transformed)) {
-        result = ask_handler(call, state->finish_fast, output, fast->entry);
+    if (is_transformed < 0) result = hand_over_error(state, call);
+    else if (flags->pending || (flags->unclassified && !is_transformed)) {
+        result = ask_handler(state, call, state->finish_fast, output);
     }
     else {
         fast->hits++;
         result = make_output(state, fast, output, self->fun_statics, walk->statics, walk->n_static);
     }
-    Py_DECREF(output);
+    Py_XDECREF(output);
+    Py_XDECREF(call->call);
     return result;
 }
 

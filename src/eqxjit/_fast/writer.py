@@ -50,14 +50,15 @@ def make_call({parts}):
                 return {otherwise}({arguments})
             {calls} = {in_flight}.calls
             {n_calls} = {len}({calls})
+            {record} = [{entry}, {handler}, ({values})]
             try:
-                {calls}.append(({entry}, {handler}, ({values})))
+                {calls}.append({record})
                 {arrays} = {jitted}({inputs})
                 {is_part} = {is_transformed}({arrays})
                 if ({entry}.must_wait or {is_part}) and not {entry}.pending:
                     {entry}.wait_for({arrays})
             except {BaseException} as {error}:
-                {handler}.failed_fast({error}, {entry}, {arguments})
+                {handler}.failed_fast({error}, {call_of}({record}))
                 raise
             finally:
                 del {calls}[{n_calls}:]
@@ -65,7 +66,7 @@ def make_call({parts}):
                 {entry}.unclassified and not {is_part}
             ):
                 # A program is to be read, or this is the output of another trace than the first.
-                return {handler}.finish_fast({arrays}, {entry}, {arguments})
+                return {handler}.finish_fast({arrays}, {call_of}({record}))
             {next}({hits})
             {statements}
             return {output}
@@ -79,15 +80,24 @@ def make_call({parts}):
 class _InFlight(threading.local):
     """The calls in flight of a thread, outside in, where C doesn't keep them.
 
-    - `calls`: of each its entry, and its `Call` if that is there; or its handler, and the values of
-        the parameters.
+    - `calls`: of each its entry, its handler, and the values of the parameters; None and its `Call`
+        once that is made.
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, Any, Any]] = []
+        self.calls: list[list[Any]] = []
 
 
 in_flight = _InFlight()
+
+
+def call_of(record: list[Any]) -> Any:
+    """Return the `Call` of a call in flight, which is made once."""
+    entry, handler, content = record
+    if handler is not None:
+        args, kwargs = handler.function.signature.arguments_among(content)
+        record[1:] = None, handler.call_of(entry, *args, **kwargs)
+    return record[2]
 
 
 def is_transformed(output: Any) -> bool:
@@ -144,7 +154,12 @@ class Writer:
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
         output = self._make("out", self.out.spec, out_arrays, statics)
         parts = _Parts(
-            names, entry=entry, in_flight=in_flight, trim=trim, is_transformed=is_transformed
+            names,
+            entry=entry,
+            in_flight=in_flight,
+            call_of=call_of,
+            trim=trim,
+            is_transformed=is_transformed,
         )
         parts.update(
             parts=[parts["handler"], parts["otherwise"], parts["jitted"], parts["hits"]],
