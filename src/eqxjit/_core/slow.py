@@ -27,7 +27,7 @@ from .._spec.tree import (
     resplit,
     split,
 )
-from .._switches import switch
+from .._text import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of
 from .errors import (
