@@ -213,12 +213,6 @@ def gpu_table(name: str) -> str:
     return _times_table("µs", found, *(f"{way}, {side}" for side in ("GPU", "CPU") for way in ways))
 
 
-def waiting_table() -> str:
-    """Tabulate calls on a GPU whose results are waited for, one by one."""
-    found = record("loops", "gpu")["best_us"]["latency"]
-    return _times_table("µs until the result", found, "eqx", "jit", "eqxjit", "floor")
-
-
 def shapes_table() -> str:
     """Tabulate the ratios of `bench shapes` to Equinox."""
     columns = {"first": "first shape", "later": "later ones", "older": "older, after a trace"}
@@ -311,7 +305,6 @@ FIGURES: dict[str, Callable[..., str]] = {
         means_table,
         group_table,
         gpu_table,
-        waiting_table,
         shapes_table,
         training_table,
         packing_table,
