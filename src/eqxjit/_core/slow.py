@@ -15,10 +15,19 @@ from jax.tree_util import tree_map
 from .._compat import ArrayImpl, connect, is_transforming, may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import as_array
-from .._fast.writer import TooLarge, Writer, is_transformed
+from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
-from .._spec.tree import Spec, are_aligned, combine, has_tracers, is_array, resplit, split
-from .._switches import switch
+from .._spec.tree import (
+    Spec,
+    are_aligned,
+    combine,
+    has_tracers,
+    is_array,
+    is_transformed,
+    resplit,
+    split,
+)
+from .._text import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of
 from .errors import (
@@ -248,7 +257,7 @@ class CallHandler:
         """Return the fast path of the function's latest call in Python; None without one."""
         try:
             return Writer(self.function, self.table.fasts[0].entry).write()[0]
-        except (IndexError, TooLarge, RecursionError, MemoryError):
+        except (IndexError, TooLarge):
             return None
 
     # --- Beside calls -------------------------------------------------------------------------
