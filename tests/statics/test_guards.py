@@ -83,6 +83,29 @@ def test_the_user_s_methods_run_as_often_as_under_equinox(put):
     assert ours[-1][0] <= 1
 
 
+def test_a_key_error_of_a_comparison_is_raised_at_once():
+    compared = []
+
+    class Name:
+        def __init__(self, name):
+            self.name = name
+
+        def __hash__(self):
+            return 0
+
+        def __eq__(self, other):
+            compared.append({self.name, other.name})
+            return {"a": True}[self.name] and {"a": True}[other.name]
+
+    f = eqxjit.filter_jit(lambda x, name: x + 1)
+    for _ in range(3):
+        f(jnp.ones(()), Name("a"))
+    compared.clear()
+    with pytest.raises(KeyError, match="b"):
+        f(jnp.ones(()), Name("b"))
+    assert compared == [{"a", "b"}]
+
+
 def test_what_a_hash_raises_is_raised_at_once():
     f = eqxjit.filter_jit(lambda x, v: x * 2)
     for v in (Counting(1), Counting(1), Counting(1)):
