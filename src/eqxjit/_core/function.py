@@ -133,7 +133,7 @@ class Function:
             # Much code wraps where it calls, and reading a signature takes longer than such a call.
             self.signature, self._place = _tables_of(self._innermost).get(
                 spec,
-                lambda: (Signature(fun, *names_of(fun)), place_of(fun, self._innermost)),
+                lambda: (Signature(fun, *names_of(fun)), place_of(fun)),
             )
         else:
             # A frozen function's spec holds its arrays, which nothing else is to hold.

@@ -92,6 +92,11 @@ class Table:
         self._n_slow = 0
         self._clock = itertools.count()
 
+    def __del__(self) -> None:
+        # How often a family of functions was called counts those that are gone.
+        if self.history.family is not None and not sys.is_finalizing():
+            self.history.family.hits_of_gone += self.info().hits
+
     def find(self, spec: Spec) -> Entry | None:
         """Return the entry of a spec, now the most recently used one; None if there is none."""
         entry = self.entries.get(spec)

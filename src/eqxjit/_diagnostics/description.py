@@ -197,6 +197,12 @@ def describe_function(call: Any) -> Description:
     return describe_trees([("", function.spec, function.combine(call.fun_arrays))], opens=True)
 
 
+def kind_of(function: Description) -> tuple[str, ...]:
+    """Return what two functions of one place share if they are wrapped alike."""
+    part = function[0].part
+    return (part.text,) if isinstance(part, NodePart) else (part.maker, part.transformed)
+
+
 def describe_trees(named: list[tuple[str, Any, Any]], opens: bool = False) -> Description:
     """Describe trees, each from its name, its spec and itself; `opens` takes callables apart."""
     rows: list[Row] = []

@@ -7,8 +7,7 @@ from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
 from .._places import CallSite
-from .._switches import switch
-from .._text import short, times
+from .._text import short, switch, times
 from .differences import Difference, listed, with_remedies_once
 from .trace import Trace
 
@@ -122,7 +121,9 @@ def log_streak(trace: Trace, streak: list[tuple[Difference, ...]], n_between: in
 
     A streak holds how each trace differed; `n_between` calls between them traced nothing.
     """
-    often = "in a row" if n_between <= len(streak) else f"with {n_between:,} other calls between"
+    often = "in a row"
+    if n_between:
+        often = f"with {n_between:,} other call{'s' * (n_between > 1)} between"
     found = [cause for causes in streak for cause in causes]
     counts = collections.Counter((cause.category, cause.path) for cause in found)
     latest = {(cause.category, cause.path): cause for cause in found}

@@ -3,14 +3,19 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+from .._compat import has_host_callback, memory_of
 from .._places import CallSite, Place
-from .._text import short
+from .._text import bytes_text, short
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, distance, listed, of_functions
 from .html import block, table
+from .size import Program, program_of
+
+# With how many of those before it a trace is compared.
+MAX_COMPARED = 16
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 
@@ -38,6 +43,23 @@ class Seconds:
         return f"{self.total:.3g} s ({', '.join(parts)})"
 
 
+class Memory(NamedTuple):
+    """The bytes that XLA takes for a program.
+
+    - `arguments`, `outputs`: for these; `donated`: how many are for both.
+    - `temporaries`: for what it makes on the way.
+    """
+
+    arguments: int
+    outputs: int
+    donated: int
+    temporaries: int
+
+    def __str__(self) -> str:
+        arguments, outputs, _, temporaries = map(bytes_text, self)
+        return f"{arguments} of arguments, {outputs} of outputs, {temporaries} on the way"
+
+
 @dataclasses.dataclass(eq=False, repr=False)
 class Trace:
     """One trace of a function.
@@ -48,12 +70,8 @@ class Trace:
         `src/train.py:31`.
     - `seconds`: how long it took.
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
-    - `equations`: the size of the jaxpr, nested ones included; `None` where it wasn't looked at,
-        because it became part of an outer program.
     - `recompiled`: how the calls differed for which JAX compiled its program again, without a
         trace: by another device or sharding, mostly.
-    - `busiest_line`: the user's line that made most of the equations, and how many, as
-        `"model.py:12 (4,000)"`; empty where no line stands out.
     """
 
     function: str
@@ -62,8 +80,6 @@ class Trace:
     _: dataclasses.KW_ONLY
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
     from_persistent_cache: bool = False
-    equations: int | None = None
-    busiest_line: str = ""
     recompiled: list[Difference] = dataclasses.field(default_factory=list)
 
     # For those who make it: of the function, of the call, and of JAX.
@@ -76,8 +92,9 @@ class Trace:
     _era: int
     # Whether it is lowered rather than run.
     _is_staged: bool
-    # Those with which it is compared: they were made before, or are under way.
-    _earlier: "tuple[Trace, ...]" = ()
+    # Its function's traces that have ended, and those under way, now: one that is explained is
+    # compared with the latest that began before it.
+    _others: "tuple[Iterable[Trace], Iterable[Trace]]" = ((), ())
     # If it is the first: its function, and the one of the same place that was traced before.
     _function: Description = UNKNOWN
     _relative: Description | None = None
@@ -91,6 +108,12 @@ class Trace:
     # How many of JAX's phases were under way in its thread when it began.
     _depth: int = 0
     _explanation: "tuple[tuple[Difference, ...], int | None] | None" = None
+    # What JAX has made, weakly: it holds constants of the user's.
+    _jaxpr: Callable[[], Any] = lambda: None
+    _lowering: Callable[[], Any] = lambda: None
+    _program: Program | None = None
+    _memory: Memory | None = None
+    _has_host_callback: bool = False
 
     # --- The explanation, made when it is read ------------------------------------------------
 
@@ -106,21 +129,24 @@ class Trace:
 
     def _explain(self) -> tuple[tuple[Difference, ...], int | None]:
         """Return how it differs from the closest earlier trace, and the number of that."""
-        # First, because another thread that has explained it drops these.
-        earlier = self._earlier
         if self._explanation is None:
-            self._explanation = self._compare(earlier)
-            # Each would keep those before it alive.
-            self._earlier = ()
+            self._explanation = self._compare()
         return self._explanation
 
-    def _compare(self, earlier: "tuple[Trace, ...]") -> tuple[tuple[Difference, ...], int | None]:
-        if not earlier:
-            if self._relative is None:
-                return (), None
+    def _compare(self) -> tuple[tuple[Difference, ...], int | None]:
+        if not self._is_again:
+            return (), None
+        if self._relative is not None:
             return tuple(of_functions(self._relative, self._function, self._place)), None
+        # In one C call each, because other threads change these.
+        others = [each for some in self._others for each in list(some) if each._begun < self._begun]
+        described = [each for each in others if each._description is not UNKNOWN] or others
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        closest = min(earlier, key=self._distance)
+        latest = sorted(described, key=lambda trace: trace._begun)[: -MAX_COMPARED - 1 : -1]
+        if not latest:
+            # Those failed.
+            return (), None
+        closest = min(latest, key=self._distance)
         # The number of a cleared one may be another trace's by now.
         number = closest.number if closest._era == self._era else None
         if UNKNOWN in (closest._description, self._description):
@@ -149,6 +175,39 @@ class Trace:
                 "its text nor its hash shows"
             )
         return Difference("cache evicted or cleared", "", "", why)
+
+    # --- What it made, found out when it is read ----------------------------------------------
+
+    @property
+    def program(self) -> Program | None:
+        """Its equations, lines, loops and large arrays.
+
+        `None` where it became part of an outer program, or was first read when JAX had dropped it.
+        """
+        jaxpr = self._jaxpr()
+        if self._program is None and jaxpr is not None:
+            self._program = program_of(jaxpr)
+        return self._program
+
+    @property
+    def equations(self) -> int | None:
+        """The size of the jaxpr, nested ones included; `None` without a `program`."""
+        return None if self.program is None else self.program.equations
+
+    @property
+    def memory(self) -> Memory | None:
+        """What XLA takes for it; `None` where that isn't there without compiling it again."""
+        stats = None if self._memory else memory_of(self._lowering())
+        if stats is not None:
+            names = "argument", "output", "alias", "temp"
+            self._memory = Memory(*[getattr(stats, f"{name}_size_in_bytes") for name in names])
+        return self._memory
+
+    @property
+    def has_host_callback(self) -> bool:
+        """Whether its program calls Python, so that JAX's persistent cache never holds it."""
+        self._has_host_callback = self._has_host_callback or has_host_callback(self._lowering())
+        return self._has_host_callback
 
     # --- Texts --------------------------------------------------------------------------------
 
