@@ -4,7 +4,6 @@ Each test warms a call up until the specialised call serves it, changes one thin
 """
 
 import collections
-import contextlib
 import dataclasses
 import re
 from typing import Any
@@ -84,18 +83,13 @@ class Labelled:
     ("field", "value"),
     [
         ("weight", jnp.ones(3)),
-        ("weight", jnp.ones(2, jnp.int32)),
         ("weight", np.ones(2, np.float32)),
         ("weight", None),
         ("weight", 2.0),
-        ("weight", (jnp.ones(2), jnp.ones(3))),
         ("weight", Layer(jnp.ones(2))),
         ("bias", jnp.ones(2)),
         ("bias", "none"),
-        ("bias", ()),
         ("rate", 0.25),
-        ("rate", None),
-        ("modes", ("a",)),
         ("modes", []),
     ],
 )
@@ -118,7 +112,6 @@ DISTURBANCES = {
     "a field added": lambda model: object.__setattr__(model, "note", "not a field"),
     # Equinox carries `__name__`, `__doc__`, ... of an instance through a call.
     "a wrapper field": lambda model: object.__setattr__(model, "__doc__", "first"),
-    "a wrapper field again": lambda model: object.__setattr__(model, "__doc__", "second"),
     "another class": lambda model: object.__setattr__(model, "__class__", OtherLayer),
 }
 
@@ -133,18 +126,14 @@ def shown(model):
 def test_a_module_disturbed_in_place_is_seen(name):
     """As upstream sees it, which rebuilds Modules from their fields."""
     model, ours = layer(bias=jnp.ones(2), rate=0.1), Warm(shown)
-    ours(model)
     before = dict(vars(model))
-    for disturbances in ([name], [*DISTURBANCES]):
-        for each in disturbances:
-            if hasattr(model, "bias") or each != "a field deleted":
-                with contextlib.suppress(AttributeError):
-                    DISTURBANCES[each](model)
-            for _ in range(2):
-                assert_same(ours.jitted(model), eqx.filter_jit(shown)(model))
+    for _ in range(2):
+        ours(model)
+        DISTURBANCES[name](model)
+        for _ in range(2):
+            assert_same(ours.jitted(model), eqx.filter_jit(shown)(model))
         object.__setattr__(model, "__class__", Layer)
         object.__setattr__(model, "__dict__", dict(before))
-        ours.check(model)
 
 
 # --- Containers changed in place --------------------------------------------------------------
@@ -157,18 +146,10 @@ def _replace(container, key, value):
 CHANGES = {
     "list: item": (lambda: [jnp.zeros(2), 1], lambda c: _replace(c, 1, 2)),
     "list: array for static": (lambda: [jnp.zeros(2), 1], lambda c: _replace(c, 1, jnp.ones(2))),
-    "list: static for array": (lambda: [jnp.zeros(2), 1], lambda c: _replace(c, 0, 0)),
-    "list: longer": (lambda: [jnp.zeros(2)], lambda c: c.append(jnp.ones(2))),
-    "list: shorter": (lambda: [jnp.zeros(2), jnp.ones(2)], lambda c: c.pop()),
     "list: order": (lambda: [jnp.zeros(2), 1], lambda c: c.reverse()),
     "long list: longer": (lambda: [jnp.zeros(2)] * 20, lambda c: c.append(jnp.ones(2))),
     "long list: static item": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, 7)),
     "long list: nested": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, [jnp.ones(2)])),
-    "long list: NumPy": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, np.float32(7))),
-    "dict: item": (lambda: {"a": jnp.zeros(2), "b": 1}, lambda c: _replace(c, "b", "x")),
-    "dict: added": (lambda: {"a": jnp.zeros(2)}, lambda c: _replace(c, "b", jnp.ones(2))),
-    "dict: removed": (lambda: {"a": jnp.zeros(2), "b": 1}, lambda c: c.pop("b")),
-    "dict: other key": (lambda: {"a": jnp.zeros(2)}, lambda c: _replace(c, "b", c.pop("a"))),
     "dict: key of another type": (lambda: {1: jnp.zeros(2)}, lambda c: _replace(c, True, c.pop(1))),
     "dict: text of another class": (
         lambda: {"a": jnp.zeros(2)},
@@ -188,22 +169,13 @@ CHANGES = {
     ),
     "static list: type": (lambda: layer(modes=[1, [2]]), lambda c: _replace(c.modes[1], 0, 2.0)),
     "static list in a tuple": (lambda: layer(modes=(1, [2])), lambda c: c.modes[1].append(3)),
-    "static dict": (lambda: layer(modes={"a": 1}), lambda c: _replace(c.modes, "b", 2)),
     "static dict: type": (lambda: layer(modes={"a": 1}), lambda c: _replace(c.modes, "a", True)),
     "static dict: key": (
         lambda: layer(modes={1: "a"}),
         lambda c: _replace(c.modes, 1.0, c.modes.pop(1)),
     ),
-    "static dict: order": (
-        lambda: layer(modes={"a": 1, "b": 2}),
-        lambda c: _replace(c.modes, "a", c.modes.pop("a")),
-    ),
     "static set": (lambda: layer(modes={1, 2}), lambda c: c.modes.add(3)),
     "static dataclass": (lambda: layer(modes=Thawed([1])), lambda c: c.modes.value.append(2)),
-    "static frozen dataclass": (
-        lambda: layer(modes=Frozen([1])),
-        lambda c: object.__setattr__(c.modes, "value", (2,)),
-    ),
     "static Module": (
         lambda: layer(modes=Layer("a")),
         lambda c: object.__setattr__(c.modes, "weight", "b"),
@@ -211,10 +183,6 @@ CHANGES = {
     "Module: dict in another order": (
         layer,
         lambda c: object.__setattr__(c, "__dict__", dict(reversed(vars(c).items()))),
-    ),
-    "Module: another dict": (
-        layer,
-        lambda c: object.__setattr__(c, "__dict__", {**vars(c), "weight": jnp.ones(2), "rate": 4}),
     ),
 }
 
@@ -294,34 +262,20 @@ def structures(n):
     return [kinds[i % len(kinds)](i // len(kinds)) for i in range(n)]
 
 
-@pytest.mark.parametrize("n", [2, 64])
+@pytest.mark.parametrize("n", [2, 66])
 def test_a_call_site_that_alternates_between_structures(n):
     jitted = Counted(eqxjit.filter_jit, read)
     trees = structures(n)
     expected = [read(tree) for tree in trees]
-    rng = np.random.default_rng(0)
     each_warm = np.repeat(range(n), 3)
-    for i in [
-        *range(n),
-        *reversed(range(n)),
-        *[*range(n)] * 3,
-        *each_warm,
-        *rng.integers(n, size=200),
-    ]:
+    at_random = np.random.default_rng(0).integers(n, size=66)
+    for i in [*range(n), *reversed(range(n)), *range(n), *each_warm, *at_random]:
         assert_same(jitted(trees[i]), expected[i])
     assert jitted.traces == jitted.jitted.cache_info().traces
     assert jitted.jitted.cache_info().entries == n
 
 
-# --- Large and deep ---------------------------------------------------------------------------
-
-
-NESTINGS = {
-    "tuple": lambda t: (t, 1),
-    "list": lambda t: [t],
-    "dict": lambda t: {"a": t},
-    "Module": lambda t: Layer(t, 1),
-}
+# --- Static objects that are returned ---------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -339,20 +293,13 @@ RETURNED = {
     "nested": (lambda items: layer(modes=("a", {"k": items})), lambda tree: tree.modes[1]["k"]),
     "registered node": (lambda items: Labelled(jnp.ones(2), items), lambda tree: tree.label),
     "static leaf": (lambda items: {"n": Owned(items)}, lambda tree: tree["n"].content),
-    "many equal items": (
-        lambda items: [layer(modes=items) for _ in range(6)],
-        lambda tree: tree[4].modes,
-    ),
 }
 
 
-@pytest.mark.parametrize("calls", [1, 2, CALLS])
+@pytest.mark.parametrize("calls", [1, CALLS])
 @pytest.mark.parametrize("kind", RETURNED)
 def test_a_returned_static_object_that_was_changed_by_its_owner(kind, calls):
-    """What was traced returns the first caller's object, which is no longer the later one's equal.
-
-    Found by the thorough property tests: the copy in the key still fits, the object doesn't.
-    """
+    """The copy in the key still fits a later one; the object of the traced call doesn't."""
     make, find = RETURNED[kind]
     f = eqxjit.filter_jit(lambda tree, x: (tree, x))
     first = make([1, 2])
@@ -372,21 +319,30 @@ def test_a_returned_static_object_that_was_changed_by_its_owner(kind, calls):
         assert find(f(first, jnp.ones(2))[0]) == [9, 2]
 
 
-# --- Classes that become pytrees ------------------------------------------------------------------
+# --- Large and deep ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [150, 500])
+NESTINGS = {
+    "tuple": lambda t: (t, 1),
+    "list": lambda t: [t],
+    "dict": lambda t: {"a": t},
+    "Module": lambda t: Layer(t, 1),
+}
+
+
 @pytest.mark.parametrize("kind", NESTINGS)
-def test_nesting_500_deep(kind, depth):
+def test_deep_nestings(kind):
     """In and out; and afterwards Python code may recurse as deep as before."""
     before = recursion_left()
     warm = eqxjit.filter_jit(read)
-    for i in range(CALLS):
-        tree = jnp.float32(i)
-        for _ in range(depth):
-            tree = NESTINGS[kind](tree)
-        assert_same(jtu.tree_leaves(warm(tree)), jtu.tree_leaves(read(tree)))
-        assert jtu.tree_structure(warm(tree)) == jtu.tree_structure(tree)
+    for depth in (150, 500):
+        for i in range(CALLS):
+            tree = jnp.float32(i)
+            for _ in range(depth):
+                tree = NESTINGS[kind](tree)
+            out = warm(tree)
+            assert_same(jtu.tree_leaves(out), jtu.tree_leaves(read(tree)))
+            assert jtu.tree_structure(out) == jtu.tree_structure(tree)
     assert recursion_left() == before
 
 
@@ -405,17 +361,15 @@ NAMES = """
     ("before", "after"),
     [("", ""), ("", ", /"), ("*, ", ""), ("", ", *args, **kwargs"), ("", ", *jitted, **out")],
 )
-@pytest.mark.parametrize(
-    ("own", "default"), [("f", ""), ("out", "=None"), ("type", ""), ("self", "=None")]
-)
-def test_all_parameter_names_that_could_clash(before, after, default, own):
+@pytest.mark.parametrize(("name", "default"), [("f", ""), ("out", "=None"), ("self", "=None")])
+def test_all_parameter_names_that_could_clash(before, after, default, name):
     """One function that has them all."""
     variadic = re.findall(r"\w+", after)
-    names = [name for name in NAMES.split() if name not in variadic]
-    parameters = before + ", ".join(name + default for name in names) + after
+    names = [each for each in NAMES.split() if each not in variadic]
+    parameters = before + ", ".join(each + default for each in names) + after
     namespace: dict[str, Any] = {}
-    exec(f"def {own}({parameters}):\n    return [{', '.join(names + variadic)}]", namespace)
-    fun = namespace[own]
+    exec(f"def {name}({parameters}):\n    return [{', '.join(names + variadic)}]", namespace)
+    fun = namespace[name]
     kinds = [jnp.ones(2), layer(), 1, {"a": [jnp.ones(2)]}, None, "s"]
     arguments = [kinds[i % len(kinds)] for i in range(len(names))]
     args, kwargs = ([], dict(zip(names, arguments, strict=True))) if before else (arguments, {})
@@ -425,6 +379,23 @@ def test_all_parameter_names_that_could_clash(before, after, default, own):
     for _ in range(CALLS):
         assert_same(jitted(*args, **kwargs), fun(*args, **kwargs))
     assert_specialized(jitted)
+
+
+@pytest.mark.parametrize("name", ["nul\0byte", "two\nlines", "", "class", "<lambda>", "µ"])
+def test_functions_and_classes_of_any_name(name):
+    def fun(x, n=1):
+        return x * n, kind
+
+    fun.__name__ = fun.__qualname__ = name
+    # Python makes no class whose name has a NUL.
+    kind = type(Layer)(name.replace("\0", ""), (Layer,), {})
+    f, of_class = eqxjit.filter_jit(fun), eqxjit.filter_jit(lambda odd: odd)
+    for n in (1, 2):
+        for _ in range(CALLS):
+            assert_same(f(jnp.ones(2), n), (jnp.full(2, n, jnp.float32), kind))
+            assert type(of_class(kind(jnp.ones(2)))) is kind
+    with pytest.raises(TypeError):
+        f()
 
 
 def test_keys_that_are_no_identifiers():

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._core.ahead import CompileCost
 from .._core.errors import split_named
-from .._core.function import Function, innermost_function, names_of
+from .._core.function import Function, names_of
 from .._core.options import DEFAULT_MAXSIZE, Options, check_options
 from .._core.table import Table
 from .._core.wrapper import (
@@ -244,7 +244,7 @@ def _frozen(
     spec, passed, statics = resplit(spec, arrays, statics, is_passed)
     names = names_of(fun)
     signature = Signature(partial, *names, wrapper=name)
-    table = Table(signature, options, place_of(fun, innermost_function(fun)), check=check)
+    table = Table(signature, options, place_of(fun), check=check)
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 

@@ -396,3 +396,12 @@ def has_tracers(arrays: Sequence[Any]) -> bool:
     return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
         [isinstance(array, Tracer) for array in arrays]  # noqa: C419
     )
+
+
+def is_transformed(output: Any) -> bool:
+    """Return whether a program's output is part of a transformation: what it can do is unknown."""
+    if type(output) is dict:
+        [output] = output.values()
+    return type(output) is not ArrayImpl and has_tracers(
+        output if type(output) is list else [output]
+    )
