@@ -21,11 +21,7 @@ from .._compat import (
     last_runtime_error,
     runtime_error_text,
 )
-<<<<<<< HEAD
 from .._diagnostics.advice import for_unhashable
-from .._places import is_users_module
-=======
->>>>>>> trunk
 from .._spec.static_key import static_key
 from .._spec.tree import Spec, _split, _split_leaf, split
 from .._text import short

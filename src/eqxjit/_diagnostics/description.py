@@ -384,7 +384,7 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
         names = {suffix for suffix, *_ in below}
         rest = [(f".{name}", v) for name, v in fields_of(value).items() if f".{name}" not in names]
         below += [(suffix, static_key(v), v, True) for suffix, v in rest]
-    elif not issubclass(cls, (dict, list, tuple)):
+    elif metadata is not None and metadata is not cls and not issubclass(cls, dict):
         key = (name, weakref.ref(cls), lasting(static_key(metadata)))
         detail = f" with metadata {short(metadata)}"
         return NodePart(name, key, cls.__module__, detail=detail), below
