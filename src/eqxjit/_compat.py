@@ -8,6 +8,7 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 
 import logging
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -279,11 +280,10 @@ logging.getLogger("jax._src.callback").addFilter(_is_for_logs)
 try:
     # JAX leaves frames of these files out of tracebacks, and of the places that it logs.
     from jax._src.source_info_util import register_exclusion as exclude_from_locations
-    from jax._src.source_info_util import user_frames as _user_frames
     from jax._src.traceback_util import register_exclusion as exclude_from_tracebacks
 except ImportError:
-    # Tracebacks and JAX's logs then show a few lines of ours, and no line of a program stands out.
-    exclude_from_locations = exclude_from_tracebacks = _user_frames = _do_nothing
+    # Tracebacks and JAX's logs then show a few lines of ours.
+    exclude_from_locations = exclude_from_tracebacks = _do_nothing
 
 
 # --- Lowered programs -------------------------------------------------------------------------
@@ -426,11 +426,59 @@ def trace_configuration() -> dict[str, Any]:
     }
 
 
-def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
-    """Return the file and line, not a library's, that made an equation of a jaxpr; or None."""
+# --- Programs ---------------------------------------------------------------------------------
+
+
+def stack_of(traceback: Any) -> tuple[tuple[Any, int], ...]:
+    """Return the stack of JAX's traceback: each code, outside in, with an instruction's offset."""
     try:
-        places = [(f.file_name, f.start_line) for f in _user_frames(equation.source_info.traceback)]
+        codes, offsets = traceback.raw_frames()
+    except AttributeError:
+        # Another release's; or the equation has none.
+        return ()
+    return tuple(zip(codes[::-1], offsets[::-1], strict=True))
+
+
+def source_of(jaxpr: Any) -> tuple[str, str, int] | None:
+    """Return the name, file and line of the function that JAX traced; None if it doesn't say."""
+    text = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None)
+    name, _, place = text.rpartition(" at ") if isinstance(text, str) else ("", "", "")
+    filename, _, line = place.rpartition(":")
+    return (name, filename, int(line)) if line.isdigit() else None
+
+
+def weak_lowering(lowered: Any) -> Callable[[], Any]:
+    """Return a weak reference to what JAX keeps of a lowered program, and compiles once."""
+    try:
+        return weakref.ref(lowered._lowering)
     except (AttributeError, TypeError):
-        # Another release's signature: no line stands out.
-        places = []
-    return next((place for place in places if not place[0].startswith(library_files)), None)
+        # What is compiled can't be asked for its memory, then, nor for callbacks.
+        return _do_nothing
+
+
+def memory_of(lowering: Any) -> Any:
+    """Return XLA's statistics of memory of a program, if it is compiled; or None."""
+    try:
+        return lowering._executable.memory_analysis()
+    except (AttributeError, NotImplementedError, RuntimeError):
+        # Not compiled, gone, of another release, or of a backend that can't tell.
+        return None
+
+
+def has_host_callback(lowering: Any) -> bool:
+    """Return whether a lowered program calls Python, so that JAX never caches it in a file."""
+    arguments = getattr(lowering, "compile_args", None)
+    return bool(arguments and arguments.get("host_callbacks"))
+
+
+def compiled_source(frame: Any) -> str:
+    """Return the file of the function that JAX traces, lowers or compiles, from a frame outwards.
+
+    Its events tell names alone. Empty in a release that keeps the jaxpr under another name.
+    """
+    while frame is not None:
+        source = source_of(frame.f_locals.get("jaxpr"))
+        if source is not None:
+            return source[1]
+        frame = frame.f_back
+    return ""

@@ -162,11 +162,11 @@ class CallHandler:
         if trace is not None and entry.aliases:
             # It knows others.
             self.table.remove_fast(entry)
-        jaxpr = can_raise = None
+        jaxpr = lowered = can_raise = None
         # A transformed program is a part of another one, which can't be read. So is one that is
         # called on arrays alone, if it refers to the axis of a `vmap` by its name.
         if not is_transforming() and not has_tracers(arrays_of(output)):
-            jaxpr, can_raise = self.read_program(call)
+            jaxpr, lowered, can_raise = self.read_program(call)
         entry.classify(can_raise)
         if entry.is_recompiled and trace is None:
             self.table.history.recompile(call)
@@ -179,24 +179,25 @@ class CallHandler:
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
-                self.table.history.finish(trace, jaxpr, self.table.info().hits)
+                self.table.history.finish(trace, jaxpr, lowered, self.table.info().hits)
         return self.combine(output, call)
 
-    def read_program(self, call: Call) -> tuple[Any, bool]:
-        """Return the jaxpr of a call that JAX has made, and whether its program can raise."""
+    def read_program(self, call: Call) -> tuple[Any, Any, bool]:
+        """Return what JAX has made of a call, a jaxpr, lowered, and whether that can raise."""
         jitted = call.entry.jitted
         # `EQX_ON_ERROR=breakpoint` replaces `jax.jit`.
         if not hasattr(jitted, "trace"):
-            return None, True
+            return None, None, True
         try:
             # Served from JAX's caches: fastest for arrays that say no more than their types.
             traced = jitted.trace(
                 *[x.aval if type(x) is ArrayImpl and not x.committed else x for x in call.flat]
             )
-            return traced.jaxpr, may_raise(traced.lower().compiler_ir("stablehlo"))
+            lowered = traced.lower()
+            return traced.jaxpr, lowered, may_raise(lowered.compiler_ir("stablehlo"))
         except NotInFlight:
             # They were cleared meanwhile.
-            return None, True
+            return None, None, True
 
     def combine(self, output: Output, call: Call) -> Any:
         out = call.entry.out_of(output)
@@ -294,7 +295,7 @@ class CallHandler:
             # JAX's caches may have been cleared meanwhile.
             with contextlib.suppress(NotInFlight):
                 jaxpr = entry.jitted.trace(*call.flat).jaxpr
-            self.table.history.finish(trace, jaxpr, self.table.info().hits)
+            self.table.history.finish(trace, jaxpr, staged, self.table.info().hits)
         return call, staged, trace
 
     # --- Errors -------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ class CallHandler:
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
         if trace is not None and trace._is_made:
-            self.table.history.finish(trace, None, self.table.info().hits)
+            self.table.history.finish(trace, None, None, self.table.info().hits)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
         if isinstance(error, Exception) and (trace is None or trace._is_made):
