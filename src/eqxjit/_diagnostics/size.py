@@ -102,27 +102,31 @@ def _count(jaxpr: Any) -> tuple[int, tuple[MadeArray, ...]]:
     """Return the number of equations, nested ones included, and the largest arrays."""
     n, arrays, outputs = 0, set[MadeArray](), {*map(id, jaxpr.outvars)}
     # It grows while it is gone through. Not by recursion, because loops may be nested deeply.
-    parts = [jaxpr]
-    for part in parts:
+    parts: list[tuple[Any, Any]] = [(jaxpr, None)]
+    for part, around in parts:
         n += len(part.eqns)
+        source = source_of(part) if around else None
         for equation in part.eqns:
             nested = [*_nested(equation)]
-            parts += nested
+            stack = equation.source_info.traceback, source, around
+            parts += [(each, stack) for each in nested]
             # The outputs of others are those of an equation in them.
-            for variable in (
-                () if nested and equation.primitive.name != "scan" else equation.outvars
-            ):
+            makes = not nested or equation.primitive.name == "scan"
+            for variable in equation.outvars if makes else ():
                 size = _bytes(variable.aval)
                 if size >= _MANY_BYTES and id(variable) not in outputs:
                     kind = array_text(variable.aval.dtype, variable.aval.shape)
-                    arrays.add(MadeArray(kind, size, _line_of(equation)))
+                    arrays.add(MadeArray(kind, size, _line_of(stack)))
     return n, tuple(sorted(arrays, key=lambda array: (-array.bytes, array.line))[:_MAX_ARRAYS])
 
 
-def _line_of(equation: Any) -> str:
-    for code, offset in reversed(stack_of(equation.source_info.traceback)):
-        if is_users(code.co_filename):
-            return _Code(code).place(offset)
+def _line_of(stack: Any) -> str:
+    """Return the user's innermost line of a stack, or else of those around it."""
+    while stack is not None:
+        traceback, source, stack = stack
+        for code, offset in reversed(_below(stack_of(traceback), source)):
+            if is_users(code.co_filename):
+                return _Code(code).place(offset)
     return "a line of a library"
 
 
