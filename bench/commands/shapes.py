@@ -7,12 +7,9 @@ which the competitors take turns. With `EQXJIT_NATIVE=0` eqxjit is generated Pyt
 
 from statistics import fmean
 
-import jax
-from rich.progress import track
-
 from ..harness.environment import record
 from ..harness.measure import chosen, effort, options
-from ..harness.printing import table_of, wide_console
+from ..harness.printing import progress, show
 from ..harness.processes import figures_of
 from ..models.shape_rows import ROWS
 
@@ -21,15 +18,11 @@ COMPETITORS = ("floor", "jit", "eqx", "eqxjit")
 
 def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report and write."""
-    args = options("shapes", __doc__, rounds=16).parse_args(argv)
-    console = wide_console()
-    # As in the processes of the rows: the setting is recorded.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    args = options("shapes", __doc__, argv, rounds=16)
 
     rounds, seconds = effort(args)
     best = {
-        name: _microseconds(name, rounds, seconds)
-        for name in track([*chosen(ROWS, args)], "rows", console=console, transient=True)
+        name: _microseconds(name, rounds, seconds) for name in progress(chosen(ROWS, args), "rows")
     }
     lines = [
         (name, column, *(us[each] for each in COMPETITORS), us["eqxjit"] / us["eqx"])
@@ -37,7 +30,7 @@ def main(argv: list[str]) -> int:
         for column, us in columns.items()
     ]
     columns = ("row", "shapes", *COMPETITORS, "eqxjit / eqx")
-    console.print(table_of("µs per call, best round", columns, lines))
+    show("µs per call, best round", columns, lines)
     record("shapes", {"rounds": rounds, "best_us": best}, args)
     return 0
 

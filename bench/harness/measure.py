@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
+
+from .printing import progress
 
 Clock = Callable[[], float]
 
@@ -144,7 +144,6 @@ class Race:
 def race_all(
     builders: Mapping[str, Callable[[], Mapping[str, Case]]],
     rounds: int,
-    console: Console,
     seconds: float = 0.03,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Race]:
@@ -152,30 +151,32 @@ def race_all(
 
     A slow minute of the machine then costs none its minimum.
     """
-    groups = track([*builders.items()], "compiling, checking", console=console, transient=True)
+    groups = progress(builders.items(), "compiling, checking")
     races = {name: Race(build(), seconds, clock) for name, build in groups}
-    for _ in track(range(rounds), "rounds", console=console, transient=True):
+    for _ in progress(range(rounds), "rounds"):
         for race in races.values():
             race.round()
     return races
 
 
 def options(
-    command: str, description: str | None, rounds: int | None = None
-) -> argparse.ArgumentParser:
-    """The options that the commands have in common; those of timing, where there are rounds."""
+    command: str, description: str | None, argv: list[str], rounds: int | None = None
+) -> argparse.Namespace:
+    """Parse the options that the commands have in common; those of timing, if there are rounds.
+
+    What is timed is dispatched synchronously, here and in its processes: the setting is recorded.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m bench {command}", description=description)
     parser.set_defaults(quick=False)
     if rounds:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"of timing ({rounds})")
-        parser.add_argument(
-            "--quick", action="store_true", help="a short run, to see that it works"
-        )
+        parser.add_argument("--quick", action="store_true", help="a short run: does it work?")
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names have this")
     parser.add_argument(
         "--output", type=Path, help="folder for the record (bench/results, if all is measured)"
     )
-    return parser
+    return parser.parse_args(argv)
 
 
 Named = TypeVar("Named")
