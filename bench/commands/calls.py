@@ -18,7 +18,7 @@ import jax
 import eqxjit
 
 from ..harness.environment import record
-from ..harness.measure import chosen, effort, options
+from ..harness.measure import chosen, options
 from ..harness.printing import console, progress, show
 from ..harness.processes import figures_of
 from ..models.workloads import WORKLOADS, Workload
@@ -37,12 +37,11 @@ def main(argv: list[str]) -> int:
 
     if not eqxjit.native_enabled():
         console.print("No native back end here: eqxjit's column is generated Python's.")
-    rounds, seconds = effort(args)
     on_cpu = jax.default_backend() == "cpu"
     rows_here = {n: w for n, w in WORKLOADS.items() if on_cpu or w.devices == 1}
     workloads = chosen(rows_here, args)
     figures = {
-        name: _figures(name, workload, rounds, seconds)
+        name: _figures(name, workload, args.rounds, args.seconds)
         for name, workload in progress(workloads.items(), "workloads")
     }
 
@@ -67,7 +66,7 @@ def main(argv: list[str]) -> int:
         name: {"group": workload.group, "best_us": times[name]}
         for name, workload in workloads.items()
     }
-    record("calls", {"rounds": rounds, "workloads": report}, args)
+    record("calls", {"rounds": args.rounds, "workloads": report}, args)
     return 0
 
 

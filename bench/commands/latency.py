@@ -22,7 +22,7 @@ import numpy as np
 from rich.markup import escape
 
 from ..harness.environment import record
-from ..harness.measure import agree, chosen, effort, options
+from ..harness.measure import agree, chosen, options
 from ..harness.printing import console, progress, show
 from ..models.inference import CLOSURE, FLATTENED, MODELS, Cases, FixedModel, jax_cases
 
@@ -43,7 +43,6 @@ PEERS = {
 def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report and write."""
     args = options("latency", f"{__doc__}\n{CALLS} calls a round.", argv, rounds=100)
-    rounds, _ = effort(args)
     models = chosen(MODELS, args)
 
     skipped: dict[str, str] = {}
@@ -53,7 +52,7 @@ def main(argv: list[str]) -> int:
         cases[name] = jax_cases(fixed) | _peers(fixed, skipped)
         with _surroundings():
             agree(cases[name], CLOSURE, 3, rtol=1e-4, atol=1e-5)
-    times = _times(cases, progress(range(rounds), "rounds"))
+    times = _times(cases, progress(range(args.rounds), "rounds"))
 
     columns = ("", *(f"p{p:g}" for p in PERCENTILES), "p50, of closure", "p50, of flattened")
     for name, rows in times.items():
@@ -65,7 +64,7 @@ def main(argv: list[str]) -> int:
     for peer, reason in skipped.items():
         console.print(f"[yellow]skipped[/]: {peer} ({escape(reason)})")
     report = {
-        "calls": rounds * CALLS,
+        "calls": args.rounds * CALLS,
         "percentiles": PERCENTILES,
         "models": {name: {"us": rows} for name, rows in times.items()},
         "skipped": skipped,

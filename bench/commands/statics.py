@@ -6,30 +6,33 @@ Measured is the CPU time of the calling thread: none of these calls computes any
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 
 from ..harness.competitors import FILTER_JITS
 from ..harness.environment import record
-from ..harness.measure import Case, agree, chosen, effort, options, race_all
-from ..harness.printing import show
+from ..harness.measure import Case, Race, agree, chosen, options
+from ..harness.printing import progress, show
 from ..models.static_rows import ROWS, Row
 
 
 def main(argv: list[str]) -> int:
     """Check that both agree, time them in turn, report and write."""
-    args = options("statics", __doc__, argv, rounds=15)
+    args = options("statics", __doc__, argv, rounds=15, seconds=0.02)
     warnings.filterwarnings("ignore", message="A JAX array is being set as static")
 
-    rounds, seconds = effort(args, 0.02)
-    builders = {name: partial(_cases, make) for name, make in chosen(ROWS, args).items()}
-    races = race_all(builders, rounds, seconds, time.thread_time)
+    builders = progress(chosen(ROWS, args).items(), "compiling, checking")
+    clock = time.thread_time
+    races = {name: Race(_cases(make), args.seconds, clock) for name, make in builders}
+    # All rows take part in each round: a slow minute of the machine costs none its minimum.
+    for _ in progress(range(args.rounds), "rounds"):
+        for race in races.values():
+            race.round()
     best = {name: race.microseconds() for name, race in races.items()}
     lines = [
         (name, row["eqx"], row["eqxjit"], row["eqxjit"] / row["eqx"]) for name, row in best.items()
     ]
     columns = ("row", "eqx", "eqxjit", "eqxjit / eqx")
     show("µs of CPU time, best round", columns, lines)
-    record("statics", {"rounds": rounds, "best_us": best}, args)
+    record("statics", {"rounds": args.rounds, "best_us": best}, args)
     return 0
 
 

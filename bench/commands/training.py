@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from ..harness.environment import record
-from ..harness.measure import Case, Race, chosen, effort, options
+from ..harness.measure import Case, Race, chosen, options
 from ..harness.printing import progress, show
 from ..models.training_steps import SCANNED, carry_of, ways
 from ..models.training_tasks import TASKS, Task
@@ -30,7 +30,6 @@ def main(argv: list[str]) -> int:
     """Check that all ways agree, time them, report and write."""
     args = options("training", __doc__, argv, rounds=15)
 
-    rounds, seconds = effort(args)
     first_calls = 1 if args.quick else 2  # of each, the fastest counts
     rows: dict[str, dict[str, Any]] = {}
     for name, build in chosen(TASKS, args).items():
@@ -38,8 +37,8 @@ def main(argv: list[str]) -> int:
         first = _first_calls(task, first_calls)
         cases = ways(task)
         _check(name, cases)
-        race = Race(cases, seconds)
-        for _ in progress(range(rounds), name):
+        race = Race(cases, args.seconds)
+        for _ in progress(range(args.rounds), name):
             race.round()
         us = race.microseconds()
         us["scan"] /= SCANNED
@@ -47,7 +46,7 @@ def main(argv: list[str]) -> int:
         n_arrays = len(jax.tree.leaves(arrays))
         rows[name] = {"arrays": n_arrays, "us": us, "first_call_s": first}
         _show(name, rows[name])
-    record("training", {"rounds": rounds, "tasks": rows}, args)
+    record("training", {"rounds": args.rounds, "tasks": rows}, args)
     return 0
 
 

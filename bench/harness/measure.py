@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from .printing import progress
-
 Clock = Callable[[], float]
 
 # A loop ends with its last result, a sample with each, where calls return before they are done.
@@ -141,30 +139,17 @@ class Race:
         return {name: min(figures) * 1e6 for name, figures in self.figures.items()}
 
 
-def race_all(
-    builders: Mapping[str, Callable[[], Mapping[str, Case]]],
-    rounds: int,
-    seconds: float = 0.03,
-    clock: Clock = time.perf_counter,
-) -> dict[str, Race]:
-    """A race for each group of cases. All groups take part in each round.
-
-    A slow minute of the machine then costs none its minimum.
-    """
-    groups = progress(builders.items(), "compiling, checking")
-    races = {name: Race(build(), seconds, clock) for name, build in groups}
-    for _ in progress(range(rounds), "rounds"):
-        for race in races.values():
-            race.round()
-    return races
-
-
 def options(
-    command: str, description: str | None, argv: list[str], rounds: int | None = None
+    command: str,
+    description: str | None,
+    argv: list[str],
+    rounds: int | None = None,
+    seconds: float = 0.03,
 ) -> argparse.Namespace:
     """Parse the options that the commands have in common; those of timing, if there are rounds.
 
-    What is timed is dispatched synchronously, here and in its processes: the setting is recorded.
+    `seconds` is how long a case runs in each. What is timed is dispatched synchronously, here and
+    in its processes: the setting is recorded.
     """
     parser = argparse.ArgumentParser(prog=f"python -m bench {command}", description=description)
     parser.set_defaults(quick=False)
@@ -176,7 +161,11 @@ def options(
     parser.add_argument(
         "--output", type=Path, help="folder for the record (bench/results, if all is measured)"
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.seconds = seconds
+    if args.quick:
+        args.rounds, args.seconds = 2, seconds / 6
+    return args
 
 
 Named = TypeVar("Named")
@@ -189,11 +178,6 @@ def chosen(rows: Mapping[str, Named], args: argparse.Namespace) -> dict[str, Nam
     if not found:
         raise SystemExit(f"There is no such row. There are: {', '.join(rows)}")
     return found
-
-
-def effort(args: argparse.Namespace, seconds: float = 0.03) -> tuple[int, float]:
-    """How many rounds, and for how many seconds a case runs in each."""
-    return (2, seconds / 6) if args.quick else (args.rounds, seconds)
 
 
 def _calls_within(loop: Callable[[int], float], seconds: float) -> int:
