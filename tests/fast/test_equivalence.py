@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from eqxjit._fast.writer import TooLarge
 from eqxjit._spec.static_key import MAX_PARTS, Opaque, Static, same, static_key
 from eqxjit._spec.tree import combine, split
+from tests.fast.paths import Path, Taken, each_path
 from tests.support import changes, nodes, strategies
 from tests.support.helpers import Own
-from tests.support.paths import Path, Taken, each_path
 from tests.support.profile import PROFILE
 from tests.support.strategies import Made
 

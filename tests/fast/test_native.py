@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.fast.paths import C, Caller, Path
 from tests.support import nodes
 from tests.support.devices import about_cpus
 from tests.support.helpers import SPECIALIZING, Hooked, Own, assert_same, assert_specialized
 from tests.support.models import Layer, Point
-from tests.support.paths import C, Caller, Path
 from tests.support.processes import run
 from tests.support.profile import PROFILE
 from tests.support.sides import CALLS
@@ -276,39 +276,44 @@ def test_every_allocation_may_fail():
 
 # --- Processes and interpreters -----------------------------------------------------------------
 
-# As `git pull` leaves it in a checkout.
-_BUILT_EARLIER = """
-        import sys, eqxjit._native
-        eqxjit._native.INTERFACE -= 1
-        for name in [*sys.modules]:
-            if name.startswith("eqxjit") and name != "eqxjit._native":
-                del sys.modules[name]
-"""
 
-
-@pytest.mark.parametrize(
-    ("setting", "prelude"),
-    [
-        ("0", ""),
-        ("", "import sys; sys.modules['eqxjit._native'] = None"),
-        ("", _BUILT_EARLIER),
-    ],
-)
-def test_python_serves_without_it(setting, prelude):
+def test_python_serves_without_it():
+    """Switched off, not built, or built from another version: as `git pull` leaves it."""
     run(
-        f"""
-        import os
-        os.environ["EQXJIT_NATIVE"] = "{setting}"
-        {prelude}
+        """
+        import os, sys
         import equinox as eqx, jax, jax.numpy as jnp
-        import eqxjit
 
-        assert not eqxjit.native_enabled()
-        model = eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0))
-        f = eqxjit.filter_jit(lambda model, x: (model, model(x)))
-        for _ in range(4):
-            out, y = f(model, jnp.ones(2))
-        assert eqx.tree_equal(out, model)
-        assert f.specialized_source() is not None
+        def imported():
+            for name in [*sys.modules]:
+                if name.startswith("eqxjit") and name != "eqxjit._native":
+                    del sys.modules[name]
+            import eqxjit
+            return eqxjit
+
+        def check(eqxjit):
+            assert not eqxjit.native_enabled()
+            model = eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0))
+            f = eqxjit.filter_jit(lambda model, x: (model, model(x)))
+            for _ in range(4):
+                out, y = f(model, jnp.ones(2))
+            assert eqx.tree_equal(out, model)
+            assert f.specialized_source() is not None
+
+        os.environ["EQXJIT_NATIVE"] = "0"
+        check(imported())
+        os.environ["EQXJIT_NATIVE"] = ""
+        import eqxjit._native as native
+        native.INTERFACE -= 1
+        check(imported())
+        sys.modules["eqxjit._native"] = None
+        check(imported())
+        os.environ["EQXJIT_NATIVE"] = "1"
+        try:
+            imported()
+        except ImportError as error:
+            assert "EQXJIT_NATIVE=1" in str(error)
+        else:
+            raise AssertionError("imported")
         """
     )
