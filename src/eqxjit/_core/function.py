@@ -12,7 +12,7 @@ import equinox as eqx
 
 from .._compat import MISSING, clear_with_equinox
 from .._fast.signature import Signature
-from .._places import CallSite, place_of, stub_at, wrapped_by
+from .._places import place_of, wrapped_by
 from .._spec.tree import Spec, combine
 from .._text import short
 from .errors import split_named
@@ -20,9 +20,6 @@ from .options import Options
 from .table import Table, watch
 
 T = TypeVar("T")
-
-#: Attributes of a wrapper, by which picklers find out if they take it by name or by value.
-STAND_INS = ("__eqxjit_name__", "__eqxjit_content__")
 
 
 # --- Where tables are -----------------------------------------------------------------------------
@@ -160,17 +157,6 @@ class Function:
         tables, signature = _tables_of(self._innermost), self.signature
         key = self.spec, self.options.key, signature.name, signature.qualname
         return tables.get(key, lambda: Table(signature, self.options, self._place))
-
-    def stand_ins(self, content: Any) -> tuple[Any, Any]:
-        """Return two functions that stand for a wrapper's name and content when it is pickled."""
-        code = stub_at(CallSite("<eqxjit>", 1))
-        made: list[Any] = [types.FunctionType(code, {}, name) for name in STAND_INS]
-        for stand_in in made:
-            stand_in.__module__ = self.attributes["__module__"]
-            stand_in.__qualname__ = f"{self.signature.qualname}.{stand_in.__name__}"
-        made[1].content = content
-        # The same ones each time, in any thread: picklers compare them by identity.
-        return vars(self).setdefault("_stand_ins", tuple(made))
 
     def combine(self, arrays: Sequence[Any]) -> Any:
         return combine(self.spec, iter(arrays), iter(self.statics))
