@@ -101,8 +101,8 @@ def link(wrapper: Any, handler: Any, fasts: list[Any]) -> None:
         ]
         # None where no keyword is passed for it.
         names = tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in by_position])
-        parts = handler.fun_arrays, function.statics, names
-        connect(wrapper, handler.slow_call, handler, fasts, *parts)
+        parts = handler, handler.fun_arrays, function.statics, names, fasts
+        connect(wrapper, handler.slow_call, *parts)
         return
     otherwise = handler.slow_call
     for fast in reversed(fasts):
