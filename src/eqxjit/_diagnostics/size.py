@@ -105,9 +105,8 @@ class Program(NamedTuple):
 
 def memory_in(lowering: Any) -> Memory | None:
     """Return what XLA takes for a program, if JAX has compiled it."""
-    stats = memory_of(lowering)
-    names = "argument", "output", "alias", "temp"
-    return stats and Memory(*[getattr(stats, f"{name}_size_in_bytes") for name in names])
+    found = memory_of(lowering)
+    return Memory(*found) if found else None
 
 
 def program_of(jaxpr: Any, lowering: Any) -> Program:
@@ -122,17 +121,18 @@ def program_of(jaxpr: Any, lowering: Any) -> Program:
         for equation in part.eqns:
             n_bytes = max([n_bytes, *[_bytes(v.aval) for v in equation.outvars]])
             parts += _nested(equation)
-    reader = _Reader(jaxpr.jaxpr if max(n / _MANY_EQUATIONS, n_bytes / MANY_BYTES) >= 1 else None)
-    arrays = sorted(reader.arrays(), key=lambda array: (-array.bytes, array.line))[:_MAX_ARRAYS]
-    is_large = n >= _MANY_EQUATIONS
-    lines = reader.listed(n) if is_large else ()
-    loops, notes = reader.notes(n) if is_large else ((), ())
+    arrays = lines = loops = notes = ()
+    if n >= _MANY_EQUATIONS or n_bytes >= MANY_BYTES:
+        reader = _Reader(jaxpr.jaxpr)
+        arrays = reader.largest_arrays()
+        if n >= _MANY_EQUATIONS:
+            lines, (loops, notes) = reader.listed(n), reader.notes(n)
     ins, outs = [
         collections.Counter([(str(v.aval), _bytes(v.aval)) for v in variables])
         for variables in (jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars)
     ]
     saves = sum([count * size for (_, size), count in (ins & outs).items()])
-    what = n, lines, loops, notes, tuple(arrays), saves
+    what = n, lines, loops, notes, arrays, saves
     return Program(*what, has_host_callback(lowering), memory_in(lowering))
 
 
@@ -227,16 +227,14 @@ class _Reader:
         self.codes: dict[int, _Code] = {}
         #: Each after that which calls it. The first stands for all.
         self.lines = [_Line(None, _Code(program_of.__code__), 0)]
-        # How often each loop began again, by the line of the equation with which it did.
-        self.again: dict[_Loop, collections.Counter[_Line]] = collections.defaultdict(
-            collections.Counter
-        )
+        # How often each loop began again, with which line.
+        self.again: dict[_Loop, Any] = collections.defaultdict(collections.Counter)
         # Of jitted functions of the user's: how often each is used, and its equations.
         self.n_uses: collections.Counter[str] = collections.Counter()
         self.n_inlined: collections.Counter[str] = collections.Counter()
         self.made: dict[Any, tuple[Any, _Line]] = {}
-        self.outputs = {*map(id, jaxpr.outvars)} if jaxpr else ()
-        parts: list[Any] = [(jaxpr, self.lines[0], (), 1)] if jaxpr else []
+        self.outputs = {*map(id, jaxpr.outvars)}
+        parts: list[Any] = [(jaxpr, self.lines[0], (), 1)]
         for part in parts:
             parts += self._read(*part)
 
@@ -299,12 +297,13 @@ class _Reader:
 
     # --- What is reported ---------------------------------------------------------------------
 
-    def arrays(self) -> set[MadeArray]:
-        return {
+    def largest_arrays(self) -> tuple[MadeArray, ...]:
+        made = [each for key, each in self.made.items() if key not in self.outputs]
+        found = {
             MadeArray(array_text(aval.dtype, aval.shape), _bytes(aval), line.where)
-            for key, (aval, line) in self.made.items()
-            if key not in self.outputs
+            for aval, line in made
         }
+        return tuple(sorted(found, key=lambda each: (-each.bytes, each.line))[:_MAX_ARRAYS])
 
     def listed(self, n: int) -> tuple[str, ...]:
         """Return the lines that make most equations, each with those that call it."""
@@ -371,36 +370,31 @@ class _Reader:
 
 def _below(stack: Any, source: tuple[str, str, int] | None) -> Any:
     """Return the part of a stack from the function with that source on, or from our call of it."""
-    ours = [i for i, (code, _) in enumerate(stack) if code.co_name == "_run" and _is_ours(code)]
-    stack = stack[ours[-1] + 1 :] if ours else stack
+    files = [(code.co_filename, code.co_firstlineno) for code, _ in stack]
+    for i in range(len(stack) - 1, -1, -1):
+        if stack[i][0].co_name == "_run" and files[i][0].startswith(OUR_FILES):
+            stack, files = stack[i + 1 :], files[i + 1 :]
+            break
     if source is None:
         return stack
-    codes = [(code.co_filename, code.co_firstlineno) for code, _ in stack]
-    if source[1:] in codes:
-        return stack[codes.index(source[1:]) :]
-    # Another release of JAX, or a function of C: what is certain is the innermost line.
-    of_user = [i for i, (filename, _) in enumerate(codes) if is_users(filename)]
-    return stack[of_user[-1] :] if of_user else ()
-
-
-def _is_ours(code: types.CodeType) -> bool:
-    return code.co_filename.startswith(OUR_FILES)
+    # What JAX traced for an earlier call came from elsewhere.
+    return stack[files.index(source[1:]) :] if source[1:] in files else ()
 
 
 def _loop_between(before: list[_Line], stack: list[_Line]) -> _Loop | None:
     """Return the innermost loop that began again between two equations, the latter's not first."""
     both = [*zip(before, stack, strict=False)]
     depth = next((i for i, (old, new) in enumerate(both) if old is not new), len(both))
-    inner = stack[:depth]
-    if depth < len(both):
-        old, new = both[depth]
-        is_called = old.code is not new.code
-        if not is_called and new.offset > old.offset:
-            return None
-        for start in new.code.loops_around(new.offset, *([] if is_called else [old.offset]))[-1:]:
-            return new.around, new.code, start
-    # What is there was called again.
-    for line in reversed(inner):
-        for start in line.code.loops_around(line.offset)[-1:]:
+    candidates = [(line, [line.offset]) for line in stack[:depth]]
+    for old, new in both[depth : depth + 1]:
+        offsets = [new.offset]
+        if old.code is new.code:
+            # Of one call, if a loop holds both; otherwise it was called again, by a loop around it.
+            offsets.append(old.offset)
+            if new.offset > old.offset:
+                return None
+        candidates.append((new, offsets))
+    for line, offsets in reversed(candidates):
+        for start in line.code.loops_around(*offsets)[-1:]:
             return line.around, line.code, start
     return None
