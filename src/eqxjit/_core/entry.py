@@ -22,6 +22,45 @@ from .options import Options
 _Flags: type = object if native is None else native.Flags
 
 
+@dataclasses.dataclass(eq=False)
+class Call:
+    """One call of a wrapper, taken apart.
+
+    - `function`: the function, without its arrays; `fun_arrays`: its arrays.
+    - `args`, `kwargs`: the arguments, bound to the function's parameters.
+    - `spec`, `arrays`, `statics`: those of `(args, kwargs)`, as `split` returns them.
+    - `is_staged`: whether it is lowered rather than run.
+    - `entry`: the entry that serves it, once it is looked up.
+    """
+
+    function: "Function"
+    fun_arrays: tuple[Any, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    spec: Spec
+    arrays: list[Any]
+    statics: list[Any]
+    is_staged: bool = False
+    entry: "Entry" = dataclasses.field(init=False)
+
+    @functools.cached_property
+    def description(self) -> Description:
+        """The parts of the arguments by their paths, as of before the function changed any."""
+        return describe(self)
+
+    @property
+    def flat(self) -> list[Any]:
+        """All arrays, in JAX's order."""
+        # Upstream passes the first argument, the function, and the rest.
+        n = self.entry.n_first
+        return [*self.arrays[:n], *self.fun_arrays, *self.arrays[n:]]
+
+    @property
+    def all_statics(self) -> list[Any]:
+        """The function's static objects, then those of the arguments: what slots number."""
+        return [*self.function.statics, *self.statics]
+
+
 class Out(NamedTuple):
     """The output of a trace, without its arrays.
 
@@ -34,6 +73,16 @@ class Out(NamedTuple):
     statics: tuple[Any, ...]
     slots: tuple[int, ...]
 
+    def is_as(self, other: "Out") -> bool:
+        """Return whether the other may stand for it."""
+        # Equal constants serve, because specs tell them apart by their types.
+        pairs = zip(self.statics, other.statics, strict=False)
+        return (
+            self.slots == other.slots
+            and self.spec == other.spec
+            and all([a is b or type(a) in CONSTANTS for a, b in pairs])
+        )
+
 
 class OutKey:
     """The key of an `Out` in what a traced function returns, which JAX keeps as long as that.
@@ -41,24 +90,18 @@ class OutKey:
     It holds nothing of the user's. `repr` goes into the program's text, which is cached.
     """
 
-    __slots__ = ("__weakref__", "index")
+    __slots__ = ("__weakref__", "_number")
 
-    def __init__(self, index: int):
-        self.index = index
+    def __init__(self, number: int):
+        self._number = number
 
     def __repr__(self) -> str:
-        return str(self.index)
+        return str(self._number)
 
 
 #: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
 #: Those of a trace whose `Out` isn't the entry's first come under the key of that.
 Output = jax.Array | list[Any] | dict[OutKey, list[Any]]
-
-
-def arrays_of(output: Output) -> list[Any]:
-    if type(output) is dict:
-        return next(iter(output.values()))
-    return output if type(output) is list else [output]
 
 
 class Entry(_Flags):
@@ -68,9 +111,7 @@ class Entry(_Flags):
     - `jitted`: `jax.jit` of a function of flat arrays.
     - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
         are, and how many there are in all.
-    - `outs`: what its traces returned, by index.
-    - `aliases`: pairs of numbers of static objects that were one where it was traced and returned:
-        it serves no call where they aren't.
+    - `out`: what its first trace returned; `outs`: what others did, by the key of each.
     - `pending`: whether a program was traced or compiled that isn't finished yet: a call then goes
         through `finish_trace`.
     - `unclassified`: whether the next call with arrays does so, to find out if its program can
@@ -89,12 +130,9 @@ class Entry(_Flags):
         self.n_fun = n_fun
         self.n_arrays = count_arrays(spec) + n_fun
         self.pending = False
-        #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
-        self.outs: dict[int, Out] = {}
-        #: Weakly, the keys of all but the first, which has none.
-        self._out_keys: dict[int, weakref.ref[OutKey]] = {}
-        self._out_indices = itertools.count()
-        self.aliases: tuple[tuple[int, int], ...] = ()
+        #: Nothing of these goes to JAX, which keeps the structure of outputs for good.
+        self.out: Out | None = None
+        self.outs: weakref.WeakKeyDictionary[OutKey, Out] = weakref.WeakKeyDictionary()
         self.must_wait = options.block
         self.hides_donation_warning = options.donate in ("all", "all-except-first")
         self.invalidations: list[tuple[float, str]] = []
@@ -174,22 +212,17 @@ class Entry(_Flags):
     def describe(self, out: Any, statics: list[Any]) -> Output:
         """Return the arrays of what the user's function returned for these; remember the rest."""
         spec, arrays, found = split(out, is_input=False)
-        # Constants are left out, because an equal one may come in at many places.
-        places: dict[int, list[int]] = {}
+        places: dict[int, int] = {}
         for place, value in enumerate(statics):
-            if not _is_constant(value):
-                places.setdefault(id(value), []).append(place)
-        slots = tuple([places.get(id(value), [-1])[0] for value in found])
-        pairs = {
-            (slot, place)
-            for v, slot in zip(found, slots, strict=True)
-            if slot >= 0
-            for place in places[id(v)][1:]
-        }
-        self.aliases = tuple(sorted(pairs.union(self.aliases)))
-        new_ones = tuple([v if i < 0 else None for v, i in zip(found, slots, strict=True)])
-        new = Out(spec, new_ones, slots)
-        key = self._key_of(new)
+            kind = type(value)
+            if kind not in CONSTANTS:
+                # In another call two equal objects may be in the places of one, and either may be
+                # the one that is returned: that is then the object of the trace, as upstream.
+                is_twice = id(value) in places and kind.__eq__ is not object.__eq__
+                places[id(value)] = -1 if is_twice else place
+        slots = tuple([places.get(id(value), -1) for value in found])
+        new_ones = [v if slot < 0 else None for v, slot in zip(found, slots, strict=True)]
+        key = self._key_of(Out(spec, tuple(new_ones), slots))
         # A program without an output could not be waited for.
         arrays = arrays or [jnp.zeros((), bool)]
         if key is not None:
@@ -197,34 +230,20 @@ class Entry(_Flags):
         return arrays[0] if len(arrays) == 1 else arrays
 
     def out_of(self, output: Output) -> Out:
-        return self.outs[next(iter(output)).index if type(output) is dict else 0]
-
-    def serves(self, statics: list[Any]) -> bool:
-        """Return whether a call's static objects are one where they were when it was traced."""
-        return all(statics[i] is statics[j] for i, j in self.aliases)
+        out = self.outs[next(iter(output))] if type(output) is dict else self.out
+        assert out is not None
+        return out
 
     def _key_of(self, new: Out) -> OutKey | None:
         """Return the key of an `Out`, one that there is if it serves; None for the first."""
         with self._lock:
-            # JAX has dropped the programs of keys that are gone.
-            keys = {index: key for index, ref in self._out_keys.items() if (key := ref())}
-            for index in self._out_keys.keys() - keys:
-                del self.outs[index], self._out_keys[index]
-            for index, old in self.outs.items():
-                if old.slots == new.slots and old.spec == new.spec:
-                    statics = zip(old.statics, new.statics, strict=True)
-                    # Equal constants serve, because specs tell them apart by their types.
-                    if all(a is b or type(a) in CONSTANTS for a, b in statics):
-                        return keys.get(index)
-            index = next(self._out_indices)
-            key = OutKey(index) if index else None
-            if key is not None:
-                self._out_keys[index] = weakref.ref(key)
-            self.outs[index] = new
+            if self.out is None:
+                self.out = new
+            if new.is_as(self.out):
+                return None
+            for key, out in [*self.outs.items()]:
+                if new.is_as(out):
+                    return key
+            key = OutKey(len(self.outs) + 1)
+            self.outs[key] = new
             return key
-
-
-def _is_constant(value: Any) -> bool:
-    """Return whether a static object is as good as any that equals it."""
-    kind = type(value)
-    return kind in CONSTANTS or (kind is tuple and CONSTANTS.issuperset(map(type, value)))

@@ -24,12 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
-from .._core.entry import arrays_of
 from .._core.slow import CallHandler
 from .._diagnostics.description import Description, NodePart, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
-from .._spec.tree import Spec, combine, split
+from .._spec.tree import Spec, arrays_of, combine, split
 from .._text import short
 
 _VERSION = 5
@@ -88,7 +87,7 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
             "variable `EQX_ON_ERROR=off` takes out Equinox's checks."
         ) from error
     entry = call.entry
-    if len(entry.outs) != 1:
+    if entry.outs:
         raise ValueError(
             "What the function returns beside arrays depends on their shapes. Freeze it again, and "
             "save it before it is called."

@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._places import CallSite, captured, code_of, is_users, transformation_of
-from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, Static, static_key
+from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Opaque, Static, static_key
 from .._spec.tree import ARRAY, NODE, children, is_array, read_node
 from .._text import counted, short
 
@@ -376,7 +376,8 @@ def _leaf(key: Hashable, value: Any) -> StaticPart:
     transformation, target = transformation_of(value) if is_function else ("", None)
     # The function that defines it.
     maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
-    is_alone = isinstance(key, (weakref.ref, Identity)) or kind is types.MethodType
+    is_alone = isinstance(key, weakref.ref) or kind is types.MethodType
+    is_alone = is_alone or (isinstance(key, Opaque) and kind.__eq__ is object.__eq__)
     return StaticPart(
         _text(value),
         (weakref.ref(kind), lasting(key)),

@@ -18,8 +18,7 @@ from .._compat import (
     unflatten_node,
 )
 from .._spec.static_key import Opaque, same
-from .._spec.tree import ARRAY, DICT
-from .numpy_inputs import as_array
+from .._spec.tree import ARRAY, DICT, as_array
 from .writer import TooLarge, Writer
 
 if native is not None:
@@ -83,7 +82,7 @@ def fast_path(call: Any) -> Any | None:
     entry = call.entry
     if native is not None:
         layout = entry.n_arrays, entry.n_first, entry.n_fun
-        parts = *call.spec[3:], entry.outs, entry.outs[0], entry.aliases, len(call.statics)
+        parts = *call.spec[3:], entry.out, entry.outs, len(call.statics)
         return native.Fast(entry, entry.jitted, *parts, *layout)
 
     try:

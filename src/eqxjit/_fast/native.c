@@ -33,7 +33,7 @@ Invariants:
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
-#define INTERFACE 56
+#define INTERFACE 57
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -45,7 +45,7 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 
 /* Names of methods and attributes. */
 #define NAMES(DO)                                                                                      \
-    DO(failed_fast) DO(finish_fast) DO(call_of) DO(wait_for) DO(block_until_ready) DO(entry) DO(index) \
+    DO(failed_fast) DO(finish_fast) DO(call_of) DO(wait_for) DO(block_until_ready) DO(entry) \
     DO(hash) DO(value) DO(identity_suffices) DO(content)
 #define DECLARE(name) PyObject *name;
 
@@ -55,7 +55,7 @@ typedef struct {
     PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;   /* the class of most arrays */
     PyTypeObject *tracer_type;
-    PyObject *as_array;     /* see numpy_inputs.py */
+    PyObject *as_array;     /* see _spec/tree.py */
     PyObject *flatten, *registered, *same, *unflatten;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
     NAMES(DECLARE)
@@ -287,9 +287,8 @@ typedef struct {
     PyObject *entry;
     PyObject *jitted;
     PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *outs;          /* a dict of what the entry's traces returned, by index */
-    PyObject *first;         /* what the first one did */
-    PyObject *aliases;       /* pairs of numbers of static objects that must be one */
+    PyObject *first;         /* what the entry's first trace returned */
+    PyObject *outs;          /* what others did, by key */
     Py_ssize_t n_arrays;
     Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
     Py_ssize_t n_statics;
@@ -621,19 +620,14 @@ typedef struct {
     int depth;
 } Make;
 
-/* Returns a static object that came in, by its number, borrowed. */
-static PyObject *came_in(PyObject *fun_statics, PyObject *const *call_statics, Py_ssize_t n, PyObject *number) {
-    Py_ssize_t i = PyLong_AsSsize_t(number), n_fun = PyTuple_GET_SIZE(fun_statics);
-    if (i < 0 || i - n_fun >= n) return malformed_object();
-    return i < n_fun ? PyTuple_GET_ITEM(fun_statics, i) : call_statics[i - n_fun];
-}
-
 static PyObject *next_static(Make *parts) {
     Py_ssize_t i = parts->n_made++;
     if (i >= PyTuple_GET_SIZE(parts->slots) || i >= PyTuple_GET_SIZE(parts->statics)) return malformed_object();
-    PyObject *slot = PyTuple_GET_ITEM(parts->slots, i);
-    if (PyLong_AsSsize_t(slot) == -1) return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
-    return Py_XNewRef(came_in(parts->fun_statics, parts->call_statics, parts->n_call_statics, slot));
+    Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(parts->slots, i));
+    if (slot == -1) return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
+    Py_ssize_t n_fun = PyTuple_GET_SIZE(parts->fun_statics);
+    if (slot < 0 || slot - n_fun >= parts->n_call_statics) return malformed_object();
+    return Py_NewRef(slot < n_fun ? PyTuple_GET_ITEM(parts->fun_statics, slot) : parts->call_statics[slot - n_fun]);
 }
 
 /* Moves items, with their references, into a new tuple or list, which is full when anybody finds it. */
@@ -743,24 +737,20 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
                              PyObject *const *call_statics, Py_ssize_t n_call_statics) {
     Arrays arrays;
     if (arrays_in(output, &arrays) < 0) return NULL;
-    PyObject *out = fast->first;
-    if (arrays.key != NULL) {
-        PyObject *index = PyObject_GetAttr(arrays.key, state->index);
-        if (index == NULL) return NULL;
-        out = PyDict_GetItemWithError(fast->outs, index);
-        Py_DECREF(index);
-        if (out == NULL) return PyErr_Occurred() ? NULL : malformed_object();
-    }
+    PyObject *made = NULL;
+    PyObject *out = arrays.key == NULL ? Py_NewRef(fast->first) : PyObject_GetItem(fast->outs, arrays.key);
+    if (out == NULL) return NULL;
     if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 2))) {
-        return malformed_object();
+        made = malformed_object();
     }
-    Make parts = {
-        .state = state, .arrays = arrays.items, .n_arrays = arrays.n, .statics = PyTuple_GET_ITEM(out, 1),
-        .slots = PyTuple_GET_ITEM(out, 2), .fun_statics = fun_statics, .call_statics = call_statics,
-        .n_call_statics = n_call_statics};
-    Py_INCREF(out);
-    PyObject *made = make(&parts, PyTuple_GET_ITEM(out, 0));
+    else {
+        Make parts = {
+            .state = state, .arrays = arrays.items, .n_arrays = arrays.n, .statics = PyTuple_GET_ITEM(out, 1),
+            .slots = PyTuple_GET_ITEM(out, 2), .fun_statics = fun_statics, .call_statics = call_statics,
+            .n_call_statics = n_call_statics};
+        made = make(&parts, PyTuple_GET_ITEM(out, 0));
+    }
     Py_DECREF(out);
     return made;
 }
@@ -789,15 +779,15 @@ static int wait_for(State *state, Fast *fast, PyObject *output) {
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
 
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->outs); DO(self->first); DO(self->aliases);
+    DO(self->first); DO(self->outs);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!OO!nnnn:Fast", state->flags_type, &new.entry, &new.jitted,
-                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyDict_Type, &new.outs,
-                          &new.first, &PyTuple_Type, &new.aliases, &new.n_statics, &new.n_arrays, &new.n_first,
+    if (!PyArg_ParseTuple(args, "O!OO!O!OOnnnn:Fast", state->flags_type, &new.entry, &new.jitted,
+                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &new.first, &new.outs,
+                          &new.n_statics, &new.n_arrays, &new.n_first,
                           &new.n_fun)) {
         return NULL;
     }
@@ -841,25 +831,11 @@ static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py
     return NULL;
 }
 
-/* A guard of the static objects that are taken: whether those are one that were, where it was traced. */
-static int match_aliases(Walk *walk, PyObject *fun_statics) {
-    PyObject *pairs = walk->fast->aliases;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
-        PyObject *pair = PyTuple_GET_ITEM(pairs, i), *one, *other;
-        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) return malformed();
-        one = came_in(fun_statics, walk->statics, walk->n_static, PyTuple_GET_ITEM(pair, 0));
-        other = came_in(fun_statics, walk->statics, walk->n_static, PyTuple_GET_ITEM(pair, 1));
-        if (one == NULL || other == NULL) return -1;
-        if (one != other) return 0;
-    }
-    return 1;
-}
-
 /* A guard of a whole call: as many arguments, and of the names, of the one that the spec is of, as
    `inspect.BoundArguments` has them. Whether the signature takes them is clear then. Their arrays and static
    objects are in `walk` if it holds; only then is that to be ended. */
-static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays, PyObject *fun_statics,
-                      PyObject *names, InFlight *call, int is_one_of_many) {
+static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays, PyObject *names,
+                      InFlight *call, int is_one_of_many) {
     Py_ssize_t n = call->n_args, n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
     Py_ssize_t n_all = n_args + PyTuple_GET_SIZE(fast->kwargs) - HEAD;
@@ -890,7 +866,6 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
         matches = take_array(walk, PyTuple_GET_ITEM(fun_arrays, i), fast->n_first + i);
     }
     if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = malformed();
-    if (matches > 0) matches = match_aliases(walk, fun_statics);
     if (matches <= 0) release(walk->block, walk->small, walk->n_block);
     return matches;
 }
@@ -982,8 +957,8 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
         Py_INCREF(fast);
         call.entry = ((Fast *)fast)->entry;
         Walk walk;
-        int matches = match_call(&walk, state, (Fast *)fast, self->fun_arrays, self->fun_statics, self->names,
-                                 &call, PyList_GET_SIZE(fasts) > 1);
+        int matches = match_call(&walk, state, (Fast *)fast, self->fun_arrays, self->names, &call,
+                                 PyList_GET_SIZE(fasts) > 1);
         if (matches > 0) {
             if (i > 0) move_to_front(fasts, i, fast);
             result = call_fast(self, &walk, &call);

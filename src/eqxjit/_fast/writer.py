@@ -17,8 +17,17 @@ import equinox as eqx
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import trim
 from .._spec.static_key import ITEMS, THEMSELVES, Static, same
-from .._spec.tree import ARRAY, DICT, MODULE, NODE, SEQUENCE, Spec, has_tracers, parts_of
-from .numpy_inputs import as_array
+from .._spec.tree import (
+    ARRAY,
+    DICT,
+    MODULE,
+    NODE,
+    SEQUENCE,
+    Spec,
+    as_array,
+    is_transformed,
+    parts_of,
+)
 from .signature import Signature, absent
 from .source import NAME, NUL, Constants, can_be_written, define, filled, wrapped
 
@@ -100,15 +109,6 @@ def call_of(record: list[Any]) -> Any:
     return record[2]
 
 
-def is_transformed(output: Any) -> bool:
-    """Return whether a call is a part of a transformation: what its program can do is unknown."""
-    if type(output) is dict:
-        [output] = output.values()
-    return type(output) is not ArrayImpl and has_tracers(
-        output if type(output) is list else [output]
-    )
-
-
 class TooLarge(Exception):
     """A tree for which no source is written."""
 
@@ -118,7 +118,7 @@ class Writer:
 
     def __init__(self, function: Any, entry: Any):
         # The first of its traces' outputs; `finish_fast` makes others.
-        out = entry.outs[0]
+        out = entry.out
         if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
             raise TooLarge
         self.signature: Signature = function.signature
@@ -149,7 +149,6 @@ class Writer:
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
         self.statics = [*fun_statics, *self.statics]
-        self.guards += [f"{self.statics[i]} is {self.statics[j]}" for i, j in entry.aliases]
         out_arrays: list[str] = []
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
         output = self._make("out", self.out.spec, out_arrays, statics)
