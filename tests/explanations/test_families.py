@@ -165,6 +165,18 @@ def test_traces_with_many_calls_between_are_not_in_a_row(caplog):
     assert "was traced 10 times with 441 other calls between, last for" in message
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_calls_between_the_members_of_a_family_are_counted(keep, caplog):
+    kept = []
+    for _ in range(11):
+        f = eqxjit.filter_jit(functools.partial(loss, w=1.0))
+        kept += [f] * keep
+        for _ in range(50):
+            f(X)
+    [message] = caplog.messages
+    assert "was traced 10 times with 441 other calls between, last for" in message
+
+
 def test_a_compilation_without_a_trace(caplog):
     f = eqxjit.filter_jit(lambda model, x: model.weight @ x)
     model = eqx.nn.Linear(3, 3, key=jax.random.key(0))

@@ -5,7 +5,7 @@ Beside this, a test may import the unit that it tests, and use what of it has no
 
 from typing import Any
 
-from eqxjit._core import function as _function
+from eqxjit._core import table as _table
 from eqxjit._diagnostics import history as _history
 
 
@@ -26,7 +26,7 @@ def blocks(wrapper: Any) -> list[bool]:
     return [entry.must_wait for entry in entries]
 
 
-clear_tables = _function.clear_tables
+clear_tables = _table.clear_tables
 
 
 def forget_families() -> None:

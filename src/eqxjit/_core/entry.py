@@ -1,10 +1,11 @@
 """One structure of a function's calls: its jitted form, and what its traces returned."""
 
-import itertools
+import dataclasses
+import functools
 import threading
 import time
 import weakref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,13 @@ from jax.core import Tracer
 
 from .._compat import ArrayImpl, native, wrapped_by_tracer
 from .._diagnostics import events
+from .._diagnostics.description import Description, describe
 from .._diagnostics.trace import Trace
-from .._fast.signature import Signature
 from .._spec.static_key import CONSTANTS
-from .._spec.tree import Spec, count_arrays, split
-from .options import Options
+from .._spec.tree import Spec, arrays_of, count_arrays, split
+
+if TYPE_CHECKING:
+    from .table import Function
 
 # C reads the flags of an entry where they lie.
 _Flags: type = object if native is None else native.Flags
@@ -50,10 +53,8 @@ class Call:
 
     @property
     def flat(self) -> list[Any]:
-        """All arrays, in JAX's order."""
-        # Upstream passes the first argument, the function, and the rest.
-        n = self.entry.n_first
-        return [*self.arrays[:n], *self.fun_arrays, *self.arrays[n:]]
+        """All arrays, those of the arguments first."""
+        return [*self.arrays, *self.fun_arrays]
 
     @property
     def all_statics(self) -> list[Any]:
@@ -75,13 +76,11 @@ class Out(NamedTuple):
 
     def is_as(self, other: "Out") -> bool:
         """Return whether the other may stand for it."""
+        if self.slots != other.slots or self.spec != other.spec:
+            return False
+        pairs = zip(self.statics, other.statics, strict=True)
         # Equal constants serve, because specs tell them apart by their types.
-        pairs = zip(self.statics, other.statics, strict=False)
-        return (
-            self.slots == other.slots
-            and self.spec == other.spec
-            and all([a is b or type(a) in CONSTANTS for a, b in pairs])
-        )
+        return all(a is b or type(a) in CONSTANTS for a, b in pairs)
 
 
 class OutKey:
@@ -109,8 +108,7 @@ class Entry(_Flags):
 
     - `spec`: that of the arguments, under which the table holds it.
     - `jitted`: `jax.jit` of a function of flat arrays.
-    - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
-        are, and how many there are in all.
+    - `n_arrays`: how many arrays there are; `n_fun`: the last are those of the function.
     - `out`: what its first trace returned; `outs`: what others did, by the key of each.
     - `pending`: whether a program was traced or compiled that isn't finished yet: a call then goes
         through `finish_trace`.
@@ -120,18 +118,14 @@ class Entry(_Flags):
     - `invalidations`: when and why it was dropped; its traces share the list.
     """
 
-    def __init__(
-        self, spec: Spec, signature: Signature, options: Options, n_first: int, n_fun: int
-    ):
+    def __init__(self, spec: Spec, function: "Function", n_fun: int):
+        options = function.options
         self.spec = spec
-        self.name = signature.name
-        self.label = signature.label
-        self.n_first = n_first
+        self.name = function.signature.name
         self.n_fun = n_fun
         self.n_arrays = count_arrays(spec) + n_fun
-        self.pending = False
         #: Nothing of these goes to JAX, which keeps the structure of outputs for good.
-        self.out: Out | None = None
+        self.out: Out
         self.outs: weakref.WeakKeyDictionary[OutKey, Out] = weakref.WeakKeyDictionary()
         self.must_wait = options.block
         self.hides_donation_warning = options.donate in ("all", "all-except-first")
@@ -145,18 +139,10 @@ class Entry(_Flags):
         self.latest_trace: Trace | None = None
         #: Traces that aren't finished.
         self.traces: list[Trace] = []
-        self._lock = threading.RLock()
-        self.unclassified = False
+        self._lock = function.table.lock
+        self.pending = self.unclassified = False
         #: Whether JAX has compiled a program again, without a trace.
         self.is_recompiled = False
-
-    def with_program(self, compiled: Any, must_wait: bool) -> "Entry":
-        """Return the same for a program compiled ahead of time: nothing of it is pending."""
-        entry = Entry.__new__(Entry)
-        entry.__dict__.update(self.__dict__)
-        entry.jitted, entry.must_wait = compiled, must_wait
-        entry.pending = entry.unclassified = False
-        return entry
 
     def invalidate(self, reason: str) -> None:
         """Note why it serves no call any more."""
@@ -230,20 +216,18 @@ class Entry(_Flags):
         return arrays[0] if len(arrays) == 1 else arrays
 
     def out_of(self, output: Output) -> Out:
-        out = self.outs[next(iter(output))] if type(output) is dict else self.out
-        assert out is not None
-        return out
+        return self.outs[next(iter(output))] if type(output) is dict else self.out
 
     def _key_of(self, new: Out) -> OutKey | None:
         """Return the key of an `Out`, one that there is if it serves; None for the first."""
-        with self._lock:
-            if self.out is None:
-                self.out = new
-            if new.is_as(self.out):
-                return None
-            for key, out in [*self.outs.items()]:
-                if new.is_as(out):
-                    return key
-            key = OutKey(len(self.outs) + 1)
-            self.outs[key] = new
-            return key
+        # Without a lock, because comparing specs may run a user's `==`; another thread may be
+        # first.
+        if new.is_as(vars(self).setdefault("out", new)):
+            return None
+        for ref in self.outs.keyrefs():
+            key = ref()
+            if key is not None and new.is_as(self.outs[key]):
+                return key
+        key = OutKey(len(self.outs) + 1)
+        self.outs[key] = new
+        return key

@@ -1,13 +1,11 @@
 """The error path: says which argument is at fault, and words runtime errors as Equinox does."""
 
 import collections
-import contextlib
-import copy
-import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import traceback
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -24,8 +22,8 @@ from .._compat import (
     runtime_error_text,
 )
 from .._places import is_users_module
-from .._spec.static_key import Opaque, static_key
-from .._spec.tree import Spec, is_array, split
+from .._spec.static_key import static_key
+from .._spec.tree import Spec, _split, _split_leaf, split
 from .._text import short
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
@@ -37,7 +35,7 @@ def runtime_error(error: BaseException) -> BaseException | None:
     # Not `isinstance`: JAX raises no subclasses, users do.
     if type(error) not in (JaxRuntimeError, ValueError):
         return None
-    text = _text_of(error)
+    text = str(error)
     if f"{CALLBACK_ERROR_NAME}: " not in text:
         return None
     message, stack = last_runtime_error()
@@ -54,16 +52,8 @@ def runtime_error(error: BaseException) -> BaseException | None:
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
 
 
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        # A `__str__` of the user's, whose error this is then.
-        return ""
-
-
-# How XLA begins to say that a buffer was deleted, in JAX 0.8 and 0.10 alike.
-_INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed"
+# How XLA and JAX begin to say that a buffer was deleted.
+_DELETED = ("INVALID_ARGUMENT: Invalid buffer passed", "Array has been deleted")
 
 # How XLA says that an array that it was to reuse was passed twice: it counts flat arguments.
 _DONATED_TWICE = (
@@ -79,7 +69,7 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
     # Not `isinstance`: users raise subclasses.
     if kind not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
         return None
-    text = _text_of(error)
+    text = str(error)
     is_twice = any(beginning in text for beginning in _DONATED_TWICE)
     same: dict[Any, list[str]] = collections.defaultdict(list)
     for path, leaf in arrays:
@@ -87,10 +77,8 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
             if not _is_valid(leaf):
                 return kind(f"The array `{path}` {_why_invalid(leaf)}")
         elif issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
-            # The buffers of this very call are deleted too: is it this array that complains?
-            if leaf.is_deleted() and (
-                text.startswith(_INVALID_BUFFER) or text == _complaint_of_deleted(leaf)
-            ):
+            # Those that this very call has donated are deleted, too.
+            if leaf.is_deleted() and text.startswith(_DELETED):
                 return kind(
                     f"The array `{path}` has been deleted, mostly by being donated to an earlier "
                     "call. Use that call's result in its place, or don't donate it."
@@ -113,14 +101,6 @@ def _is_valid(array: np.ndarray | np.generic) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _complaint_of_deleted(array: jax.Array) -> str:
-    try:
-        np.asarray(array)
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 def _buffer(array: jax.Array) -> int:
@@ -193,130 +173,95 @@ def raise_instead(clearer: BaseException | None, cause: BaseException | None = N
 
 
 def split_named(
-    tree: Any, named: list[tuple[str, Any]], is_input: bool = True
+    tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any
 ) -> tuple[Spec, list[Any], list[Any]]:
-    """Return `split(tree, is_input)`; an error names the part that is at fault."""
+    """Return `split(tree, *options)`; an error names the part that is at fault.
+
+    `named` returns parts of the tree with their names, from which paths begin.
+    """
     __tracebackhide__ = True
     try:
-        return split(tree, is_input)
+        return split(tree, *options)
     except Exception as error:
-        # A flatten or a `__hash__` of the user's.
-        raise_instead(argument_error(error, named), error)
+        # A flatten or a `__hash__` of the user's, and JAX's for the keys of a dict.
+        raise_named(error, named)
         raise
 
 
-def argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
-    """Return a clearer error than that of splitting arguments, or of looking them up.
+def raise_named(error: BaseException, named: Callable[..., Any], *args: Any) -> None:
+    """Raise a clearer error than that of `split`, if there is one; `named(*args)` as above."""
+    __tracebackhide__ = True
+    if isinstance(error, Exception):
+        raise_instead(_split_error(error, named(*args)), error)
 
-    None if no argument is at fault, and for an error of a class of the user's.
-    """
+
+def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:
+    """Return a clearer error than that of `split`; None for one of the user's."""
     # A signal handler may raise a `TimeoutError` anywhere.
     if isinstance(error, OSError) or is_users_module(type(error).__module__):
         return None
+    # What was being taken apart, outside in, because to try again would run the user's code again.
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    of_split = [frame for frame in frames if frame.f_code in _CODE_OF_SPLIT]
+    if not of_split:
+        return None
+    values = [frame.f_locals["value"] for frame in of_split]
+    is_static = of_split[-1].f_code is not _split.__code__
+    reason = f"{type(error).__name__}: {error}"
     if isinstance(error, RecursionError):
-        # On a stack of its own, where only what is too deep by itself raises that again.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(_find_fault, error, arguments).result()
-    return _find_fault(error, arguments)
-
-
-def _find_fault(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
-    for path, kind, node in _nodes(arguments):
-        if kind == "cycle" and isinstance(error, RecursionError):
+        ids = [*map(id, values)]
+        again = [i for i, each in enumerate(ids) if each in ids[i + 1 :]]
+        if again and not is_static:
             return ValueError(
-                f"`{path}` contains itself, so it isn't a tree. Keep references to a parent out of "
-                "the pytree, or make them static."
+                f"`{_path_of(values[: again[0] + 1], named)}` contains itself, so it isn't a tree. "
+                "Keep references to a parent out of the pytree, or make them static."
             )
-        is_sorted = type(node) in (dict, collections.defaultdict)
-        if is_sorted and _raises(lambda node=node: sorted(node)):
-            return ValueError(
-                f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
-                f"{', '.join(map(short, node))}. Use keys of one type, or an `OrderedDict`."
-            )
-        statics = [("", node)] if kind == "leaf" and not is_array(node) else []
-        if issubclass(type(node), eqx.Module):
-            values, fields = fields_of(node), dataclasses.fields(node)
-            names = [field.name for field in fields if field.metadata.get("static", False)]
-            statics = [(f".{name}", values[name]) for name in names if name in values]
-        for suffix, value in statics:
-            # A list in a static field is compared, though it can't be hashed.
-            problem = _why_not_a_key(value, must_hash=kind == "leaf")
-            if problem:
-                return ValueError(
-                    f"The static value `{path}{suffix}` of type `{type(value).__name__}` "
-                    f"{problem}. Everything that isn't an array is static, and static values must "
-                    "be hashable and comparable: make it an array, a tuple or a frozen dataclass, "
-                    "or give its class an `__eq__` and a `__hash__`."
-                )
+        # Or the user's functions have taken the stack, or a deep tree has.
+        if len(frames) - len(values) < sys.getrecursionlimit() // 2:
+            return None
+        reason = (
+            "it contains itself, or is nested too deeply (a dataclass with `eq=False` is compared "
+            "by identity, whatever it contains)"
+        )
+    path, value = _path_of(values, named), values[-1]
+    if path and is_static:
+        return ValueError(
+            f"The static value `{path}` of type `{type(value).__name__}` can't be hashed: "
+            f"{reason}. Everything that isn't an array is static, and static values must be "
+            "hashable and comparable: make it an array, a tuple or a frozen dataclass, or give its "
+            "class an `__eq__` and a `__hash__`."
+        )
+    if path and type(value) in (dict, collections.defaultdict):
+        return ValueError(
+            f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
+            f"{', '.join(map(short, value))}. Use keys of one type, or an `OrderedDict`."
+        )
     return None
 
 
-def _why_not_a_key(value: Any, must_hash: bool) -> str:
-    """Return why a static value can't be looked up; empty if it can."""
-    reason = _raises(lambda: hash((static_key(value), value if must_hash else None)))
-    if reason:
-        return f"can't be hashed: {reason}"
-    parts: list[Any] = [static_key(value)]
-    # The list grows while it is gone through.
-    for part in parts:
-        if type(part) in (tuple, frozenset):
-            parts.extend(part)
-        elif type(part) is Opaque:
-            one = other = part.value
-            if part.hash is None:
-                # A large container finds its items equal to themselves without asking them.
-                with contextlib.suppress(Exception):  # A `__deepcopy__` of the user's.
-                    other = copy.deepcopy(one)
-            reason = _raises(lambda one=one, other=other: bool(one == other))
-            if reason:
-                return f"can't be compared: {reason}"
-    return ""
+# Each has a frame for the `value` that it takes apart.
+_CODE_OF_SPLIT = {_split.__code__, _split_leaf.__code__, static_key.__code__}
 
 
-def _raises(action: Callable[[], Any]) -> str:
-    """Return what code of the user's raises, in words; empty where it raises nothing."""
-    try:
-        action()
-    except RecursionError:
-        return (
-            "it contains itself, or is nested too deeply (a dataclass with `eq=False` is "
-            "compared by identity, whatever it contains)"
-        )
-    except Exception as error:
-        # A `__hash__`, an `__eq__`, or a `__lt__` of keys.
-        return f"{type(error).__name__}: {_text_of(error)}"
-    return ""
-
-
-def _nodes(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
-    """Yield the path of each node below the arguments, its kind and itself, outside in.
-
-    A "leaf" has nothing below it, a "cycle" contains itself and isn't looked into again; all else
-    is a "node".
-    """
-    for name, value in arguments:
-        pending: list[tuple[str, Any, tuple[int, ...]]] = [(name, value, ())]
-        while pending:
-            path, node, ancestors = pending.pop()
-            if id(node) in ancestors:
-                yield path, "cycle", node
-                continue
-            try:
-                below = _children(node)
-            except Exception:
-                # A flatten of the user's, or the `__lt__` or `repr` of a key.
-                below = []
-            if below == [("", node)]:
-                yield path, "leaf", node
-            else:
-                yield path, "node", node
-                ancestors = (*ancestors, id(node))
-                pending += [(path + key, child, ancestors) for key, child in reversed(below)]
+def _path_of(values: list[Any], named: list[tuple[str, Any]]) -> str:
+    """Return the path of the last of some values, each a child of the one before; empty without."""
+    path, parent = "", None
+    for value in values:
+        if value is parent:
+            continue
+        children = _children(parent) if path else named
+        key = next((key for key, child in children if child is value), "")
+        if path and not key:
+            return ""
+        path, parent = path + key, value
+    return path
 
 
 def _children(node: Any) -> list[tuple[str, Any]]:
-    """Return what follows a node's path in each child's, and the child; of a leaf itself."""
-    # One level at a time, because JAX never gives back the stack that a cycle takes.
+    """Return what follows a node's path in each child's, and the child."""
+    if isinstance(node, eqx.Module):
+        return [(f".{name}", value) for name, value in fields_of(node).items()]
+    # One level, because JAX never gives back the stack that a cycle takes.
     is_leaf = itertools.chain([False], itertools.repeat(True))
     pairs, _ = tree_flatten_with_path(node, is_leaf=lambda _: next(is_leaf))
     return [(keystr(key), child) for key, child in pairs]

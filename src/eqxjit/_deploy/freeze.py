@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 from .._core.ahead import CompileCost
 from .._core.errors import split_named
-from .._core.function import Function, innermost_function, names_of
-from .._core.options import DEFAULT_MAXSIZE, Options, check_options
-from .._core.table import Table
+from .._core.options import Options
+from .._core.table import Function, Table, innermost_function, names_of
 from .._core.wrapper import (
     BoundJitFunction,
     JitFunction,
@@ -169,7 +168,7 @@ def freeze(
     """
     if isinstance(max_constant_bytes, bool) or not isinstance(max_constant_bytes, int):
         raise TypeError(f"`max_constant_bytes` must be an int; got {max_constant_bytes!r}.")
-    options = check_options("none", False, DEFAULT_MAXSIZE, None, {})
+    options = Options()
     if isinstance(fun, BoundJitFunction):
         fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
     if isinstance(fun, JitFunction):
@@ -207,7 +206,7 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """
     fun, arrays = read(path)
-    options = check_options("none", False, DEFAULT_MAXSIZE, None, {})
+    options = Options()
     # Arguments that the file isn't for are its error, whether or not other shapes are refused.
     return _frozen("load", _Partial(fun, arrays), options, 0, fun.check)
 
@@ -239,7 +238,7 @@ def _frozen(
     """Freeze a partial function: errors call it `name(...)`, and `check` raises for arguments."""
     fun = partial.func
     named = [("fun", fun), ("args", partial.args), ("kwargs", partial.keywords)]
-    spec, arrays, statics = split_named(partial, named)
+    spec, arrays, statics = split_named(partial, lambda: named)
     if has_tracers(arrays):
         raise ValueError("`freeze` got a tracer: call it outside of `jit`, `grad` and `vmap`.")
 

@@ -155,7 +155,7 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
     """
     if isinstance(max_leaf_bytes, bool) or not isinstance(max_leaf_bytes, int):
         raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
-    spec, arrays, statics = split_named(tree, [("tree", tree)], is_input=False)
+    spec, arrays, statics = split_named(tree, lambda: [("tree", tree)], False)
     leaves, _ = tree_flatten_with_path(tree, is_leaf=lambda node: type(node) is Packed)
     for path, leaf in leaves:
         if type(leaf) is Packed:

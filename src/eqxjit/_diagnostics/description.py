@@ -197,6 +197,12 @@ def describe_function(call: Any) -> Description:
     return describe_trees([("", function.spec, function.combine(call.fun_arrays))], opens=True)
 
 
+def kind_of(function: Description) -> tuple[str, ...]:
+    """Return what two functions of one place share if they are wrapped alike."""
+    part = function[0].part
+    return (part.text,) if isinstance(part, NodePart) else (part.maker, part.transformed)
+
+
 def describe_trees(named: list[tuple[str, Any, Any]], opens: bool = False) -> Description:
     """Describe trees, each from its name, its spec and itself; `opens` takes callables apart."""
     rows: list[Row] = []
@@ -295,7 +301,7 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
     name = cls.__name__
     if cls in WRAPPERS:
         # Around anybody's function.
-        part = NodePart(name, hash(metadata.options.key), detail=" with other options")
+        part = NodePart(name, hash(static_key(metadata.options)), detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
     below = [(*each, False) for each in zip(suffixes, spec[3:], values, strict=True)]
     if cls is jax.tree_util.Partial:

@@ -1,27 +1,25 @@
 """The traces of one function: their count, their limit, and which is compared with which."""
 
 import collections
-import dataclasses
 import functools
-import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from .._compat import is_staging, trace_configuration
 from .._places import Place, call_site
 from .._text import times
-from .description import UNKNOWN, Description, NodePart, describe_function
+from .description import UNKNOWN, Description, describe_function, kind_of
 from .differences import differences, distance
 from .log import log, log_recompiled, log_streak, switches
 from .size import size_of
-from .trace import Trace, TraceList
+from .trace import MAX_COMPARED, Trace, TraceList
 
-# How many traces of a function are remembered, and with how many of them a new one is compared.
+# How many traces of a function are remembered, and how many parts of calls: large trees take
+# many megabytes.
 _MAX_REMEMBERED = 256
-_MAX_COMPARED = 16
-# Larger descriptions are dropped once they are compared with no more.
-_MAX_PARTS = 1_000
+_MAX_PARTS = 100_000
 
 # After so many traces in a row that were each for something new, a message.
 _MANY = 10
@@ -38,27 +36,27 @@ class TooManyTracesError(RuntimeError):
     """A call would trace a function more often than its `max_traces` allows."""
 
 
-@dataclasses.dataclass
-class _Family:
-    """Wrappers with the same function, or class, below them."""
+class Family:
+    """Wrappers with the same function, or class, below them, in the same kind of wrapper."""
 
-    #: What was traced last.
-    latest: Description | None = None
-    #: Traces in a row, each of another member.
-    streak: list[Trace] = dataclasses.field(default_factory=list)
+    def __init__(self) -> None:
+        #: What was traced last.
+        self.latest: Description | None = None
+        #: The first trace of each member, up to a bound.
+        self.streak: list[Trace] = []
+        #: The tables of members, and the hits of those that are gone.
+        self.tables: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.hits_of_gone = 0
+
+    @property
+    def hits(self) -> int:
+        return self.hits_of_gone + sum([table.info().hits for table in self.tables])
 
 
 # Of the latest places, because a session may define functions without end.
 @functools.lru_cache(maxsize=1024)
-def _family_of(place: Place, *kind: str) -> _Family:
-    return _Family()
-
-
-def family_of(function: Description, place: Place) -> _Family:
-    """Return the family of a function: the same is below it, in the same kind of wrapper."""
-    part = function[0].part
-    kind = (part.text,) if isinstance(part, NodePart) else (part.maker, part.transformed)
-    return _family_of(place, *kind)
+def _family_of(place: Place, *kind: str) -> Family:
+    return Family()
 
 
 class History:
@@ -88,7 +86,10 @@ class History:
         #: Those under way.
         self._begun: list[Trace] = []
         #: The others, cleared ones included, and those with which the first shown are compared.
-        self._ended: collections.deque[Trace] = collections.deque()
+        maxlen = _MAX_REMEMBERED + MAX_COMPARED
+        self._ended: collections.deque[Trace] = collections.deque(maxlen=maxlen)
+        #: Of the functions that were wrapped alike, once this one is traced.
+        self.family: Family | None = None
         self._era = 0
         self._streak: list[Trace] = []
 
@@ -107,12 +108,14 @@ class History:
         is_first = not (self._ended or self._begun or self.place.is_ours)
         function = describe_function(call) if is_first else UNKNOWN
         with self._lock:
-            latest = itertools.islice(reversed(self._ended), _MAX_COMPARED)
-            earlier = (*reversed(self._begun), *latest)[:_MAX_COMPARED]
-            relative = None if function is UNKNOWN else family_of(function, self.place).latest
-            if relative and (relative, relative.identity) == (function, function.identity):
-                # The same under other options.
-                relative = None
+            relative = None
+            if function is not UNKNOWN:
+                self.family = _family_of(self.place, *kind_of(function))
+                self.family.tables.add(call.function.table)
+                relative = self.family.latest
+                if relative and (relative, relative.identity) == (function, function.identity):
+                    # The same under other options.
+                    relative = None
             trace = Trace(
                 self.name,
                 where,
@@ -124,10 +127,10 @@ class History:
                 _invalidations=call.entry.invalidations,
                 _era=self._era,
                 _is_staged=call.is_staged,
-                _earlier=earlier,
+                _others=(self._ended, self._begun),
                 _function=function,
                 _relative=relative,
-                _is_again=bool(earlier) or relative is not None,
+                _is_again=bool(self._ended or self._begun or relative is not None),
             )
             # What is compiled ahead of time is asked for.
             why_not = "" if trace._is_staged else self.why_sealed
@@ -165,23 +168,20 @@ class History:
             trace.number = self.n_traces
             trace._era = self._era
             self._ended.append(trace)
-            if trace._function is not UNKNOWN:
-                family_of(trace._function, self.place).latest = trace._function
-            self._drop_old()
+            if self.family is not None and trace._function is not UNKNOWN:
+                self.family.latest = trace._function
+            self._drop_large(trace)
 
-    def _drop_old(self) -> None:
-        """Drop what is compared with no more, after the last comparison with it."""
-        if len(self._ended) > _MAX_COMPARED:
-            old = self._ended[-_MAX_COMPARED - 1]
-            if len(old._description) > _MAX_PARTS:
-                for later in [*self._ended][-_MAX_COMPARED:]:
-                    later._explain()
-                # It takes many megabytes.
-                old._description = UNKNOWN
-        if len(self._ended) > _MAX_REMEMBERED + _MAX_COMPARED:
-            for later in itertools.islice(self._ended, 1, _MAX_COMPARED + 1):
-                later._explain()
-            self._ended.popleft()
+    def _drop_large(self, latest: Trace) -> None:
+        """Drop descriptions, the oldest first, if there are too many parts."""
+        # Explaining before that what was compared with them would take longer than the trace.
+        n_parts = len(latest._description)
+        if n_parts < _MAX_PARTS / (_MAX_REMEMBERED + MAX_COMPARED):
+            return
+        for trace in [*self._ended][-2::-1]:
+            n_parts += len(trace._description)
+            if n_parts > _MAX_PARTS:
+                trace._description = UNKNOWN
 
     def finish(self, trace: Trace, jaxpr: Any, hits: int) -> None:
         """Log a trace that JAX is done with.
@@ -198,23 +198,23 @@ class History:
         if not trace._is_again:
             return
         streak = self._streak
-        if trace._relative is not None:
-            streak = family_of(trace._function, self.place).streak
+        if trace._relative is not None and self.family is not None:
+            streak, hits = self.family.streak, self.family.hits
         # A longer one has been logged.
         if len(streak) < _MANY:
             streak.append(trace)
             trace._hits = hits
             if len(streak) == _MANY:
-                n_between = hits - streak[0]._hits if streak is self._streak else 0
-                log_streak(trace, [each.differences for each in streak], n_between)
+                log_streak(trace, [each.differences for each in streak], hits - streak[0]._hits)
 
     def recompile(self, call: Any) -> None:
         """Note why JAX has compiled a program again, without a trace."""
         new = call.description
-        traces = [t for t in self.traces[-_MAX_COMPARED:] if t._description is not UNKNOWN]
+        traces = [trace for trace in self.traces if trace._description is not UNKNOWN]
         if not traces or new is UNKNOWN:
             return
-        closest = min(reversed(traces), key=lambda trace: distance(trace._description, new))
+        latest = traces[: -MAX_COMPARED - 1 : -1]
+        closest = min(latest, key=lambda trace: distance(trace._description, new))
         found = differences(closest._description, new, self.place.is_users)
         closest.recompiled += found[:_MAX_LISTED]
         if switches and found:

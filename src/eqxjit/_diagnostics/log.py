@@ -122,7 +122,9 @@ def log_streak(trace: Trace, streak: list[tuple[Difference, ...]], n_between: in
 
     A streak holds how each trace differed; `n_between` calls between them traced nothing.
     """
-    often = "in a row" if n_between <= len(streak) else f"with {n_between:,} other calls between"
+    often = "in a row"
+    if n_between:
+        often = f"with {n_between:,} other call{'s' * (n_between > 1)} between"
     found = [cause for causes in streak for cause in causes]
     counts = collections.Counter((cause.category, cause.path) for cause in found)
     latest = {(cause.category, cause.path): cause for cause in found}

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._places import CallSite, Place
@@ -11,6 +11,9 @@ from .._text import short
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, distance, listed, of_functions
 from .html import block, table
+
+# With how many of those before it a trace is compared.
+MAX_COMPARED = 16
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 
@@ -76,8 +79,9 @@ class Trace:
     _era: int
     # Whether it is lowered rather than run.
     _is_staged: bool
-    # Those with which it is compared: they were made before, or are under way.
-    _earlier: "tuple[Trace, ...]" = ()
+    # Its function's traces that have ended, and those under way, now: one that is explained is
+    # compared with the latest that began before it.
+    _others: "tuple[Iterable[Trace], Iterable[Trace]]" = ((), ())
     # If it is the first: its function, and the one of the same place that was traced before.
     _function: Description = UNKNOWN
     _relative: Description | None = None
@@ -106,21 +110,24 @@ class Trace:
 
     def _explain(self) -> tuple[tuple[Difference, ...], int | None]:
         """Return how it differs from the closest earlier trace, and the number of that."""
-        # First, because another thread that has explained it drops these.
-        earlier = self._earlier
         if self._explanation is None:
-            self._explanation = self._compare(earlier)
-            # Each would keep those before it alive.
-            self._earlier = ()
+            self._explanation = self._compare()
         return self._explanation
 
-    def _compare(self, earlier: "tuple[Trace, ...]") -> tuple[tuple[Difference, ...], int | None]:
-        if not earlier:
-            if self._relative is None:
-                return (), None
+    def _compare(self) -> tuple[tuple[Difference, ...], int | None]:
+        if not self._is_again:
+            return (), None
+        if self._relative is not None:
             return tuple(of_functions(self._relative, self._function, self._place)), None
+        # In one C call each, because other threads change these.
+        others = [each for some in self._others for each in list(some) if each._begun < self._begun]
+        described = [each for each in others if each._description is not UNKNOWN] or others
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        closest = min(earlier, key=self._distance)
+        latest = sorted(described, key=lambda trace: trace._begun)[: -MAX_COMPARED - 1 : -1]
+        if not latest:
+            # Those failed.
+            return (), None
+        closest = min(latest, key=self._distance)
         # The number of a cleared one may be another trace's by now.
         number = closest.number if closest._era == self._era else None
         if UNKNOWN in (closest._description, self._description):

@@ -33,7 +33,7 @@ Invariants:
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
-#define INTERFACE 57
+#define INTERFACE 58
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -290,7 +290,7 @@ typedef struct {
     PyObject *first;         /* what the entry's first trace returned */
     PyObject *outs;          /* what others did, by key */
     Py_ssize_t n_arrays;
-    Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
+    Py_ssize_t n_fun; /* the function's arrays come last */
     Py_ssize_t n_statics;
     long long hits, hits_before;
 } Fast;
@@ -484,10 +484,8 @@ static int take_array(Walk *walk, PyObject *leaf, Py_ssize_t place) {
 
 static int match_array(Walk *walk, PyObject *value) {
     Fast *fast = walk->fast;
-    Py_ssize_t place = walk->n_taken + (walk->n_taken >= fast->n_first ? fast->n_fun : 0);
-    if (place >= fast->n_arrays) return malformed();
-    walk->n_taken++;
-    return take_array(walk, value, place);
+    if (walk->n_taken >= fast->n_arrays) return malformed();
+    return take_array(walk, value, walk->n_taken++);
 }
 
 /* A static object is compared with its key, then passed on: the program may return this very one. */
@@ -785,14 +783,13 @@ COLLECTED(Fast, fast, FAST_FIELDS)
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!OOnnnn:Fast", state->flags_type, &new.entry, &new.jitted,
+    if (!PyArg_ParseTuple(args, "O!OO!O!OOnnn:Fast", state->flags_type, &new.entry, &new.jitted,
                           &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &new.first, &new.outs,
-                          &new.n_statics, &new.n_arrays, &new.n_first,
-                          &new.n_fun)) {
+                          &new.n_statics, &new.n_arrays, &new.n_fun)) {
         return NULL;
     }
-    if (new.n_fun < 0 || new.n_first < 0 || new.n_first > new.n_arrays || new.n_statics < 0 ||
-        new.n_fun > new.n_arrays - new.n_first || new.n_arrays > INT_MAX || new.n_statics > INT_MAX ||
+    if (new.n_fun < 0 || new.n_fun > new.n_arrays || new.n_statics < 0 || new.n_arrays > INT_MAX ||
+        new.n_statics > INT_MAX ||
         kind_of(state, new.args) != SEQUENCE || kind_of(state, new.kwargs) != DICT) {
         return malformed_object();
     }
@@ -863,9 +860,9 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
         matches = match(walk, spec_of(fast, i), argument(fast, names, call, i));
     }
     for (Py_ssize_t i = 0; matches > 0 && i < fast->n_fun; i++) {
-        matches = take_array(walk, PyTuple_GET_ITEM(fun_arrays, i), fast->n_first + i);
+        matches = match_array(walk, PyTuple_GET_ITEM(fun_arrays, i));
     }
-    if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = malformed();
+    if (matches > 0 && walk->n_taken != fast->n_arrays) matches = malformed();
     if (matches <= 0) release(walk->block, walk->small, walk->n_block);
     return matches;
 }

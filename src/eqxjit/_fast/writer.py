@@ -143,9 +143,7 @@ class Writer:
         fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
         fun_statics = [names.variable(f"fun_static_{i}") for i in range(self.n_fun_statics)]
         self._match_arguments()
-        n, arrays = entry.n_first, self.arrays
         # The function's may be NumPy's, too.
-        self.arrays = []
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
         self.statics = [*fun_statics, *self.statics]
@@ -167,7 +165,7 @@ class Writer:
             guards=self._joined_guards(),
             arguments=signature.forwarded(),
             values="".join([f"{parameter.name}, " for parameter in signature.parameters]),
-            inputs=[*arrays[:n], *self.arrays, *arrays[n:]],
+            inputs=self.arrays,
             statements=[*self._unpacked(out_arrays, parts["arrays"]), *self.body],
             output=output,
         )

@@ -137,6 +137,10 @@ class _Static:
 Static: type[_Static] = _Static if native is None else native.Static
 
 
+_TRUE = (NUMBER, bool, None, True)
+_FALSE = (NUMBER, bool, None, False)
+
+
 class _TooLarge(Exception):
     """A container has more entries than `MAX_PARTS`, or is nested too deeply."""
 
@@ -147,6 +151,8 @@ def static_key(value: Any) -> Hashable:
     A constant is its own key or has its bits, an object that compares by identity a weak reference,
     a container `(reader, class, names, part, ...)`.
     """
+    if type(value) is bool:
+        return _TRUE if value else _FALSE
     # A list of one number, because all levels count towards the same bound.
     try:
         return _key(value, [MAX_PARTS], 0)
@@ -160,10 +166,6 @@ def same(value: Any, key: Hashable) -> bool:
     if type(key) is Opaque and key.identity_suffices and value is key.value:
         return True
     return static_key(value) == key
-
-
-_TRUE = (NUMBER, bool, None, True)
-_FALSE = (NUMBER, bool, None, False)
 
 
 def _key(value: Any, left: list[int], depth: int) -> Hashable:
@@ -252,23 +254,21 @@ def _method(value: types.MethodType, left: list[int], depth: int) -> Hashable:
 
 
 def _array(value: Any, left: list[int], depth: int) -> Hashable:
-    weak_type, state, array = None, None, value
-    if issubclass(type(value), jax.Array):
+    weak_type, array, kind = None, value, type(value)
+    if issubclass(kind, jax.Array):
         # Keys of random numbers have a dtype that only JAX has.
         if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
             return _by_identity(value)
         weak_type, array = value.weak_type, np.asarray(value)
-    elif type(value) is not np.ndarray and not issubclass(type(value), np.generic):
-        # Such as a mask, or where a file is mapped; but not the mapping, which each has for itself.
-        attributes = getattr(value, "__dict__", {})
-        state = static_key({k: v for k, v in attributes.items() if k != "_mmap"})
-        array = np.asarray(value).view(np.ndarray)
+    elif kind is not np.ndarray and not issubclass(kind, np.generic):
+        # A mask, say, or a mapped file: what else tells it apart isn't clear.
+        return _by_identity(value)
     if array.dtype.hasobject:
         content: Any = static_key(array.ravel().tolist())
     else:
         content = array.tobytes()
         content = hashlib.blake2b(content).digest() if len(content) > _MAX_BYTES else content
-    return Opaque(value, True, (array.dtype, array.shape, content, weak_type, state))
+    return Opaque(value, True, (array.dtype, array.shape, content, weak_type))
 
 
 def _module(value: eqx.Module, left: list[int], depth: int) -> Hashable:

@@ -11,17 +11,15 @@ explanations.
 
 import dataclasses
 import functools
-import inspect
-import operator
 import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import default_registry, keystr, tree_structure
+from jax.tree_util import default_registry, keystr
 
 from .._compat import ArrayImpl, copy_in_tracer, fields_of, registered_nodes, unflatten_node
 from .._text import short
@@ -70,56 +68,31 @@ def is_array(leaf: Any) -> bool:
     )
 
 
-class ModuleFields(NamedTuple):
-    """The names of a Module class's fields, static ones last; `read` takes them from a dict."""
-
-    names: tuple[str, ...]
-    keys: frozenset[str]
-    n_dynamic: int
-    read: Callable[[dict[str, Any]], tuple[Any, ...]]
-
-
 # Of classes of Modules alone: the cache would keep others alive.
 @functools.lru_cache(maxsize=4096)
-def module_fields(cls: type) -> ModuleFields | None:
-    """Return the fields of a class of Modules; None if instances have a say in reading them."""
+def module_fields(cls: type) -> tuple[tuple[str, ...], frozenset[str], int] | None:
+    """Return the names of a Module class's fields in order and as a set, and how many are dynamic.
+
+    Static ones come last. None if instances have a say in reading them.
+    """
     # What the instance's `__dict__` holds would not be what the user reads.
     if cls.__getattribute__ is not eqx.Module.__getattribute__:
         return None
-    if inspect.getattr_static(cls, "__dict__") is not inspect.getattr_static(
-        eqx.Module, "__dict__"
-    ):
-        return None
     fields = dataclasses.fields(cls)
-    # A property of the same name would be what `setattr` writes to.
-    if any(hasattr(inspect.getattr_static(cls, f.name, None), "__set__") for f in fields):
-        return None
     static = [field.name for field in fields if field.metadata.get("static", False)]
     dynamic = [field.name for field in fields if field.name not in static]
     names = (*dynamic, *static)
-    # Of fewer names it would make no tuple.
-    read = operator.itemgetter(*names) if len(names) > 1 else lambda d: tuple([d[n] for n in names])
-    return ModuleFields(names, frozenset(names), len(dynamic), read)
+    return names, frozenset(names), len(dynamic)
 
 
 @functools.lru_cache(maxsize=1024)
 def _named_tuple_aux(kind: Any) -> bool | None:
-    """Return the aux of a class of named tuples; None for one that JAX takes apart."""
-    if (
-        not hasattr(kind, "_fields")
-        or kind.__getitem__ is not tuple.__getitem__
-        or kind.__len__ is not tuple.__len__
-    ):
+    """Return the aux of a class of named tuples; None for other classes."""
+    if not hasattr(kind, "_fields"):
         return None
-    new = vars(kind).get("__new__")
-    return (
-        type(kind) is type
-        and kind.__bases__ == (tuple,)
-        and kind.__init__ is object.__init__
-        and isinstance(new, staticmethod)
-        # The function that `collections.namedtuple` generates calls this, and nothing else.
-        and getattr(new.__func__, "__globals__", {}).get("_tuple_new") is tuple.__new__
-    )
+    # As `collections.namedtuple` makes it.
+    module = getattr(kind.__new__, "__module__", None) or ""
+    return kind.__bases__ == (tuple,) and module.startswith("namedtuple_")
 
 
 # --- Taking apart ---------------------------------------------------------------------------------
@@ -165,10 +138,12 @@ def _split(
     elif (
         issubclass(type(kind), _MODULE_METACLASS)
         and (fields := module_fields(kind)) is not None
-        and (values := _read_module(value, fields)) is not None
+        # One may lack a field, or have others, as a wrapper's `__doc__`.
+        and (found := fields_of(value)).keys() == fields[1]
     ):
-        n = fields.n_dynamic
-        spec, below, fixed = [MODULE, kind, fields.names], values[:n], values[n:]
+        names, _, n = fields
+        spec, below = [MODULE, kind, names], [found[name] for name in names[:n]]
+        fixed = [found[name] for name in names[n:]]
     # A dict with other keys is a node, whose metadata are its keys and their types.
     elif kind is dict and {*map(type, value)} <= _ONLY_STR:
         # As JAX does: arrays come in its order.
@@ -216,12 +191,6 @@ def _split(
 _ONLY_STR = {str}
 
 
-def _read_module(module: Any, fields: ModuleFields) -> tuple[Any, ...] | None:
-    """Return a Module's fields; None if it lacks one, or has others, as a wrapper's `__doc__`."""
-    found = fields_of(module)
-    return fields.read(found) if found.keys() == fields.keys else None
-
-
 def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
     kind = type(value)
     ask = kind not in _NEVER_NODES
@@ -229,14 +198,8 @@ def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
     if ask and is_input and (type(key) is not Opaque or key.hash is None):
         # Equinox refuses what can't be hashed, so that nothing here changes unseen.
         hash(value)
-    if kind in _VIEWS or hasattr(kind, "__next__"):
-        # JAX warns of a generator or another iterator that isn't taken apart.
-        tree_structure(value)
     statics.append(value)
     return Static(key, ask)
-
-
-_VIEWS = (type({}.values()),)
 
 
 # --- Putting together -----------------------------------------------------------------------------
@@ -305,7 +268,7 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
     names = [*map("[{}]".format, range(n))]
     if kind == MODULE:
         fields: Any = module_fields(cls)
-        names, n_dynamic = [*map(".{}".format, aux)], fields.n_dynamic
+        names, n_dynamic = [*map(".{}".format, aux)], fields[2]
         values = [*map(fields_of(value).__getitem__, aux)]
     elif kind == DICT:
         names = [*map("[{}]".format, map(short, aux))]
