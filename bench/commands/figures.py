@@ -124,11 +124,6 @@ def faster(of: str, way: str, platform: str = "cpu") -> str:
     return _span(ratios(found, "eqx", way), ".1f")
 
 
-def added(name: str) -> str:
-    """Give the least and the most that Equinox adds to the floor in a group of workloads."""
-    return _span([row["eqx"] - row["floor"] for row in group(name).values()], ",.0f")
-
-
 def share() -> str:
     """Give eqxjit's part of what a call costs under Equinox, in words, rounded up."""
     words = {0.2: "a fifth", 0.25: "a quarter", 0.34: "a third", 0.5: "half"}
@@ -169,11 +164,6 @@ def rounds(name: str, platform: str = "cpu") -> str:
 def n_workloads(platform: str = "cpu") -> str:
     """Give the number of rows of `bench calls`."""
     return str(len(rows("calls", platform)))
-
-
-def calls_table() -> str:
-    """Tabulate a few workloads."""
-    return _times_table("µs per call", {name: rows("calls")[row] for row, name in SHOWN.items()})
 
 
 def means_table(platform: str = "cpu") -> str:
@@ -221,12 +211,6 @@ def gpu_table(name: str) -> str:
         for label, sides in both.items()
     }
     return _times_table("µs", found, *(f"{way}, {side}" for side in ("GPU", "CPU") for way in ways))
-
-
-def waiting_table() -> str:
-    """Tabulate calls on a GPU whose results are waited for, one by one."""
-    found = record("loops", "gpu")["best_us"]["latency"]
-    return _times_table("µs until the result", found, "eqx", "jit", "eqxjit", "floor")
 
 
 def shapes_table() -> str:
@@ -311,7 +295,6 @@ FIGURES: dict[str, Callable[..., str]] = {
         times,
         between,
         faster,
-        added,
         share,
         leaf,
         statics,
@@ -319,11 +302,9 @@ FIGURES: dict[str, Callable[..., str]] = {
         rounds,
         n_workloads,
         installed,
-        calls_table,
         means_table,
         group_table,
         gpu_table,
-        waiting_table,
         shapes_table,
         training_table,
         packing_table,

@@ -14,6 +14,8 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from .networks import training_step
+
 Data = tuple[np.ndarray, np.ndarray]  # images and their labels
 
 BATCH = 32
@@ -34,13 +36,7 @@ def train(filter_jit: Callable[..., Any], data: Data, epochs: int) -> Iterator[E
     model = eqx.nn.MLP(64, 10, 32, depth=2, key=jr.key(0))
     optimizer = optax.adam(2e-3)
     state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
-
-    @filter_jit
-    def step(model, state, x, y):
-        value, gradients = eqx.filter_value_and_grad(loss)(model, x, y)
-        updates, state = optimizer.update(gradients, state, eqx.filter(model, eqx.is_array))
-        return eqx.apply_updates(model, updates), state, value
-
+    step = filter_jit(training_step(optimizer, loss))
     rng = np.random.default_rng(0)
     for _ in range(epochs):
         order = rng.permutation(len(labels))[: len(labels) // BATCH * BATCH]

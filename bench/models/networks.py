@@ -145,6 +145,24 @@ def small_conv_net(*, key: PRNGKeyArray) -> eqx.nn.Sequential:
     )
 
 
+class Recurrent(eqx.Module):
+    """A GRU over a sequence, and a linear layer on its last state."""
+
+    cell: eqx.nn.GRUCell
+    head: eqx.nn.Linear
+
+    def __init__(self, inputs: int, width: int, outputs: int, *, key: PRNGKeyArray) -> None:
+        keys = jr.split(key)
+        self.cell = eqx.nn.GRUCell(inputs, width, key=keys[0])
+        self.head = eqx.nn.Linear(width, outputs, key=keys[1])
+
+    def __call__(self, xs: Array) -> Array:
+        """From (length, inputs) to the outputs."""
+        start = jnp.zeros(self.cell.hidden_size)
+        last, _ = jax.lax.scan(lambda h, x: (self.cell(x, h), None), start, xs)
+        return self.head(last)
+
+
 class DropoutNet(eqx.Module):
     """An MLP with dropout, whose structure differs between training and evaluation."""
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
-from .networks import ConvNet, Transformer, mean_squared_error
+from .networks import ConvNet, Recurrent, Transformer, batch_forward, mean_squared_error
 
 
 @dataclass(frozen=True)
@@ -54,27 +53,11 @@ def several_megabytes() -> Task:
     return _mlp_task(12, 256, optax.adam(1e-3))
 
 
-class _Sequence(eqx.Module):
-    """A GRU over a sequence, and a linear layer on its last state."""
-
-    cell: eqx.nn.GRUCell
-    head: eqx.nn.Linear
-
-    def __init__(self, key: PRNGKeyArray) -> None:
-        keys = jr.split(key)
-        self.cell = eqx.nn.GRUCell(4, 32, key=keys[0])
-        self.head = eqx.nn.Linear(32, 4, key=keys[1])
-
-    def __call__(self, xs: Array) -> Array:
-        last, _ = jax.lax.scan(lambda h, x: (self.cell(x, h), None), jnp.zeros(32), xs)
-        return self.head(last)
-
-
 def gru() -> Task:
     """A GRU of width 32 over 16 steps with rmsprop, a batch of 4."""
     x = jr.normal(jr.key(1), (4, 16, 4))
     batch = (x, jnp.sin(x[:, -1]))
-    return Task(_Sequence(jr.key(0)), optax.rmsprop(1e-3), _regression, batch)
+    return Task(Recurrent(4, 32, 4, key=jr.key(0)), optax.rmsprop(1e-3), _regression, batch)
 
 
 def conv_net() -> Task:
@@ -84,8 +67,7 @@ def conv_net() -> Task:
     def loss(
         model: ConvNet, state: eqx.nn.State, images: Array, labels: Array
     ) -> tuple[Array, Any]:
-        batched = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-        logits, state = batched(images, state)
+        state, logits = batch_forward(model, state, images)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return jnp.mean(losses), state
 

@@ -113,6 +113,11 @@ def transformer_training() -> Cases:
     return _training(model, optimizer, x, jnp.sin(x))
 
 
+def _styled(make: Callable[[FilterJit], Case], floors: Cases) -> Cases:
+    """Add a call as users write it under both `filter_jit` to the floor and `jax.jit`."""
+    return floors | {name: make(filter_jit) for name, filter_jit in FILTER_JITS.items()}
+
+
 def bound_model() -> Cases:
     """`filter_jit(model)(x)`; the floor and `jax.jit` are given the arrays of the model."""
     model, x = small_mlp(), jnp.linspace(-1.0, 1.0, 4)
@@ -121,8 +126,7 @@ def bound_model() -> Cases:
         f = filter_jit(model)
         return Case("out = f(x)", lambda: {"f": f, "x": x})
 
-    filtered = {name: bound(filter_jit) for name, filter_jit in FILTER_JITS.items()}
-    return jitted(call, {"model": model, "x": x}) | filtered
+    return _styled(bound, jitted(call, {"model": model, "x": x}))
 
 
 def method() -> Cases:
@@ -140,8 +144,7 @@ def method() -> Cases:
         model = Model(mlp)
         return Case("out = model.step(x)", lambda: {"model": model, "x": x})
 
-    filtered = {name: decorated(filter_jit) for name, filter_jit in FILTER_JITS.items()}
-    return jitted(call, {"model": mlp, "x": x}) | filtered
+    return _styled(decorated, jitted(call, {"model": mlp, "x": x}))
 
 
 def keywords() -> Cases:
@@ -165,36 +168,25 @@ def star_arguments() -> Cases:
         f = filter_jit(summed)
         return Case("out = f(model, *xs)", lambda: {"f": f, "model": model, "xs": xs})
 
-    filtered = {name: starred(filter_jit) for name, filter_jit in FILTER_JITS.items()}
     on_tuple = lambda model, xs: summed(model, *xs)  # noqa: E731
-    return jitted(on_tuple, {"model": model, "xs": xs}) | filtered
+    return _styled(starred, jitted(on_tuple, {"model": model, "xs": xs}))
 
 
 def alternating() -> Cases:
     """Training and evaluation structures in turn, through one function; floor and jit have two."""
     train, key = DropoutNet(key=jr.key(0)), jr.key(1)
     test, x = eqx.nn.inference_mode(train), jnp.linspace(-1.0, 1.0, 4)
-
-    def forward(model: DropoutNet, x: Array, key: Array) -> Array:
-        return model(x, key)
-
-    first = jitted(
-        lambda train, x, key: forward(train, x, key), {"train": train, "x": x, "key": key}, ("a",)
-    )
-    second = jitted(
-        lambda test, x, key: forward(test, x, key),
-        {"test": test, "x": x, "key": key},
-        ("b",),
-        function="g",
-    )
+    on_train = lambda train, x, key: train(x, key)  # noqa: E731
+    on_test = lambda test, x, key: test(x, key)  # noqa: E731
+    first = jitted(on_train, {"train": train, "x": x, "key": key}, ("a",))
+    second = jitted(on_test, {"test": test, "x": x, "key": key}, ("b",), function="g")
 
     def one_function(filter_jit: FilterJit) -> Case:
-        f = filter_jit(forward)
+        f = filter_jit(on_train)
         names = {"f": f, "train": train, "test": test, "x": x, "key": key}
         return Case("a = f(train, x, key); b = f(test, x, key)", lambda: names, ("a", "b"))
 
-    filtered = {name: one_function(filter_jit) for name, filter_jit in FILTER_JITS.items()}
-    return {name: first[name] + second[name] for name in ("floor", "jit")} | filtered
+    return _styled(one_function, {name: first[name] + second[name] for name in first})
 
 
 def tree_in(leaves: int) -> Cases:

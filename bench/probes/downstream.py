@@ -2,7 +2,7 @@
 """Packages built on Equinox, at work: `python -m bench.probes.downstream PACKAGE SIDE`.
 
 SIDE is "equinox", or "eqxjit", which installs itself first. Runs in an environment with the
-packages, and imports nothing but them. Prints as JSON a digest of all results, errors included, and
+packages, and imports nothing else. Prints as JSON a digest of all results, errors included, and
 how many calls Equinox's own `filter_jit` has served.
 """
 

@@ -1,6 +1,7 @@
 """Equinox's own examples, at a small size and on made-up data: each yields its losses.
 
-After https://docs.kidger.site/equinox: the same models and steps, under `equinox.filter_jit`.
+After https://docs.kidger.site/equinox: the same kinds of models and steps, under
+`equinox.filter_jit`.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +11,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+
+from ..models.networks import (
+    ConvNet,
+    Recurrent,
+    Transformer,
+    batch_forward,
+    mean_squared_error,
+    small_conv_net,
+)
 
 _STEPS = 5
 
@@ -34,97 +44,48 @@ def _cross_entropy(logits: Any, labels: Any) -> Any:
     return -jnp.mean(chosen)
 
 
-class _RNN(eqx.Module):
-    cell: eqx.nn.GRUCell
-    linear: eqx.nn.Linear
-    bias: Any
-
-    def __init__(self, key: Any):
-        keys = jr.split(key)
-        self.cell = eqx.nn.GRUCell(2, 16, key=keys[0])
-        self.linear = eqx.nn.Linear(16, 1, use_bias=False, key=keys[1])
-        self.bias = jnp.zeros(1)
-
-    def __call__(self, xs: Any) -> Any:
-        def step(state: Any, x: Any) -> Any:
-            return self.cell(x, state), None
-
-        out, _ = jax.lax.scan(step, jnp.zeros(16), xs)
-        return jax.nn.sigmoid(self.linear(out) + self.bias)
-
-
 def rnn() -> Iterator[Any]:
     """Classify spirals by a GRU."""
     xs = jr.normal(jr.key(1), (16, 8, 2))
     ys = (xs.sum((1, 2)) > 0).astype(jnp.float32)
 
     def loss_of(model: Any, xs: Any, ys: Any) -> Any:
-        p = jnp.clip(jax.vmap(model)(xs)[:, 0], 1e-6, 1 - 1e-6)
-        return -jnp.mean(ys * jnp.log(p) + (1 - ys) * jnp.log(1 - p))
+        logits = jax.vmap(model)(xs)[:, 0]
+        return jnp.mean(jax.nn.softplus(logits) - ys * logits)
 
-    yield from _gradient_steps(_RNN(jr.key(0)), loss_of, xs, ys)
+    yield from _gradient_steps(Recurrent(2, 16, 1, key=jr.key(0)), loss_of, xs, ys)
 
 
 def cnn() -> Iterator[Any]:
     """Classify images by a convolutional network."""
-    keys = jr.split(jr.key(0), 3)
-    model = eqx.nn.Sequential(
-        [
-            eqx.nn.Conv2d(1, 3, kernel_size=4, key=keys[0]),
-            eqx.nn.MaxPool2d(kernel_size=2),
-            eqx.nn.Lambda(jax.nn.relu),
-            eqx.nn.Lambda(jnp.ravel),
-            eqx.nn.Linear(3 * 8 * 8, 32, key=keys[1]),
-            eqx.nn.Lambda(jax.nn.sigmoid),
-            eqx.nn.Linear(32, 10, key=keys[2]),
-        ]
-    )
-    images, labels = jr.normal(jr.key(1), (8, 1, 12, 12)), jnp.arange(8) % 10
+    images, labels = jr.normal(jr.key(1), (8, 1, 8, 8)), jnp.arange(8) % 10
 
     def loss_of(model: Any, images: Any, labels: Any) -> Any:
         return _cross_entropy(jax.vmap(model)(images), labels)
 
-    yield from _gradient_steps(model, loss_of, images, labels)
-
-
-class _EncoderLayer(eqx.Module):
-    attention: eqx.nn.MultiheadAttention
-    norms: list[eqx.nn.LayerNorm]
-    mlp: eqx.nn.MLP
-    dropout: eqx.nn.Dropout
-
-    def __init__(self, width: int, key: Any):
-        keys = jr.split(key)
-        self.attention = eqx.nn.MultiheadAttention(2, width, dropout_p=0.1, key=keys[0])
-        self.norms = [eqx.nn.LayerNorm(width), eqx.nn.LayerNorm(width)]
-        self.mlp = eqx.nn.MLP(width, width, 2 * width, 1, jax.nn.gelu, key=keys[1])
-        self.dropout = eqx.nn.Dropout(0.1)
-
-    def __call__(self, x: Any, key: Any) -> Any:
-        keys = jr.split(key)
-        normed = jax.vmap(self.norms[0])(x)
-        x = x + self.attention(normed, normed, normed, key=keys[0])
-        return x + self.dropout(jax.vmap(self.mlp)(jax.vmap(self.norms[1])(x)), key=keys[1])
+    yield from _gradient_steps(small_conv_net(key=jr.key(0)), loss_of, images, labels)
 
 
 class _Encoder(eqx.Module):
     embed: Any
-    positions: Any
-    layers: list[_EncoderLayer]
+    dropout: eqx.nn.Dropout
+    attention: eqx.nn.MultiheadAttention
+    blocks: Transformer
     head: eqx.nn.Linear
 
-    def __init__(self, embed: Any, length: int, width: int, n_classes: int, key: Any):
-        keys = jr.split(key, 4)
+    def __init__(self, embed: Any, n_classes: int, key: Any):
+        keys = jr.split(key, 3)
         self.embed = embed
-        self.positions = jr.normal(keys[0], (length, width)) * 0.02
-        self.layers = [_EncoderLayer(width, key) for key in keys[1:3]]
-        self.head = eqx.nn.Linear(width, n_classes, key=keys[3])
+        self.dropout = eqx.nn.Dropout(0.1)
+        self.attention = eqx.nn.MultiheadAttention(2, 8, dropout_p=0.1, key=keys[0])
+        self.blocks = Transformer(width=8, depth=2, key=keys[1])
+        self.head = eqx.nn.Linear(8, n_classes, key=keys[2])
 
     def __call__(self, x: Any, key: Any) -> Any:
-        x = jax.vmap(self.embed)(x) + self.positions
-        for layer, own in zip(self.layers, jr.split(key), strict=True):
-            x = layer(x, own)
-        return self.head(x[0])
+        keys = jr.split(key)
+        x = self.dropout(jax.vmap(self.embed)(x), key=keys[0])
+        x = x + self.attention(x, x, x, key=keys[1])
+        return self.head(self.blocks(x)[0])
 
 
 def _encoder_loss(model: Any, x: Any, labels: Any, key: Any) -> Any:
@@ -134,7 +95,7 @@ def _encoder_loss(model: Any, x: Any, labels: Any, key: Any) -> Any:
 def bert() -> Iterator[Any]:
     """Classify sentences by an encoder of tokens, with dropout."""
     keys = jr.split(jr.key(0))
-    model = _Encoder(eqx.nn.Embedding(30, 8, key=keys[0]), 6, 8, 2, keys[1])
+    model = _Encoder(eqx.nn.Embedding(30, 8, key=keys[0]), 2, keys[1])
     tokens = jr.randint(jr.key(1), (8, 6), 0, 30)
     yield from _gradient_steps(model, _encoder_loss, tokens, jnp.arange(8) % 2, jr.key(2))
     # And without dropout.
@@ -144,22 +105,15 @@ def bert() -> Iterator[Any]:
 def vision_transformer() -> Iterator[Any]:
     """Classify images, cut into patches."""
     keys = jr.split(jr.key(0))
-    model = _Encoder(eqx.nn.Linear(16, 8, key=keys[0]), 9, 8, 10, keys[1])
+    model = _Encoder(eqx.nn.Linear(16, 8, key=keys[0]), 10, keys[1])
     images = jr.normal(jr.key(1), (8, 12, 12))
     patches = images.reshape(8, 3, 4, 3, 4).swapaxes(2, 3).reshape(8, 9, 16)
     yield from _gradient_steps(model, _encoder_loss, patches, jnp.arange(8), jr.key(2))
 
 
-class _Score(eqx.Module):
-    mlp: eqx.nn.MLP
-
-    def __call__(self, t: Any, y: Any) -> Any:
-        return self.mlp(jnp.append(y, t))
-
-
 def score_based_diffusion() -> Iterator[Any]:
     """Learn a score, then sample by the reverse equation."""
-    model = _Score(eqx.nn.MLP(3, 2, 16, 2, key=jr.key(0)))
+    model = eqx.nn.MLP(3, 2, 16, 2, key=jr.key(0))
     data = jr.normal(jr.key(1), (16, 2)) * 0.5 + 1
 
     def loss_of(model: Any, data: Any, key: Any) -> Any:
@@ -168,7 +122,7 @@ def score_based_diffusion() -> Iterator[Any]:
             t = jr.uniform(keys[0])
             noise = jr.normal(keys[1], y.shape)
             std = jnp.sqrt(jnp.maximum(1 - jnp.exp(-t), 1e-5))
-            predicted = model(t, y * jnp.exp(-0.5 * t) + std * noise)
+            predicted = model(jnp.append(y * jnp.exp(-0.5 * t) + std * noise, t))
             return (1 - jnp.exp(-t)) * jnp.mean((predicted + noise / std) ** 2)
 
         return jnp.mean(jax.vmap(single)(data, jr.split(key, len(data))))
@@ -178,7 +132,7 @@ def score_based_diffusion() -> Iterator[Any]:
     @eqx.filter_jit
     def sample(model: Any, key: Any) -> Any:
         def step(y: Any, t: Any) -> Any:
-            return y + 0.05 * 0.5 * (y + model(t, y)), None
+            return y + 0.05 * 0.5 * (y + model(jnp.append(y, t))), None
 
         return jax.lax.scan(step, jr.normal(key, (2,)), jnp.linspace(1, 0, 20))[0]
 
@@ -188,39 +142,23 @@ def score_based_diffusion() -> Iterator[Any]:
 
 def stateful() -> Iterator[Any]:
     """Train a network with batch normalisation, whose state goes along."""
-
-    class Net(eqx.Module):
-        norm: eqx.nn.BatchNorm
-        linears: list[eqx.nn.Linear]
-
-        def __call__(self, x: Any, state: Any) -> Any:
-            x, state = self.norm(self.linears[0](x), state)
-            return self.linears[1](jax.nn.relu(x)), state
-
-    keys = jr.split(jr.key(0))
-
-    def make() -> Net:
-        linears = [eqx.nn.Linear(4, 8, key=keys[0]), eqx.nn.Linear(8, 1, key=keys[1])]
-        return Net(eqx.nn.BatchNorm(8, "batch", mode="ema"), linears)
-
-    model, state = eqx.nn.make_with_state(make)()
-    x = jr.normal(jr.key(1), (16, 4))
+    model, state = eqx.nn.make_with_state(ConvNet)(key=jr.key(0))
+    images, labels = jr.normal(jr.key(1), (8, 1, 8, 8)), jnp.arange(8)
 
     @eqx.filter_jit
-    def make_step(model: Any, state: Any, x: Any) -> Any:
+    def make_step(model: Any, state: Any, images: Any) -> Any:
         def loss_of(model: Any, state: Any) -> Any:
-            batched = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-            y, state = batched(x, state)
-            return jnp.mean((y[:, 0] - x.sum(1)) ** 2), state
+            state, logits = batch_forward(model, state, images)
+            return _cross_entropy(logits, labels), state
 
         (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model, state)
         return loss, eqx.apply_updates(model, jax.tree.map(lambda g: -0.05 * g, grads)), state
 
     for _ in range(_STEPS):
-        loss, model, state = make_step(model, state, x)
+        loss, model, state = make_step(model, state, images)
         yield loss
     inference = eqx.nn.inference_mode(model)
-    yield eqx.filter_jit(lambda m, s: jax.vmap(lambda x: m(x, s)[0])(x))(inference, state)
+    yield eqx.filter_jit(lambda m, s: jax.vmap(lambda x: m(x, s)[0])(images))(inference, state)
 
 
 def parallelism() -> Iterator[Any]:
@@ -233,17 +171,12 @@ def parallelism() -> Iterator[Any]:
     yield jax.device_count()
     model = eqx.filter_shard(eqx.nn.MLP(4, 1, 16, 2, key=jr.key(0)), everywhere)
     x = jr.normal(jr.key(1), (16, 4))
-    x, y = eqx.filter_shard((x, x.sum(1)), by_batch)
+    x, y = eqx.filter_shard((x, x.sum(1, keepdims=True)), by_batch)
 
     @eqx.filter_jit(donate="all-except-first")
     def make_step(batch: Any, model: Any) -> Any:
         batch, model = eqx.filter_shard(batch, by_batch), eqx.filter_shard(model, everywhere)
-
-        def loss_of(model: Any) -> Any:
-            x, y = batch
-            return jnp.mean((jax.vmap(model)(x)[:, 0] - y) ** 2)
-
-        loss, gradients = eqx.filter_value_and_grad(loss_of)(model)
+        loss, gradients = eqx.filter_value_and_grad(mean_squared_error)(model, *batch)
         model = eqx.apply_updates(model, jax.tree.map(lambda g: -0.05 * g, gradients))
         return loss, eqx.filter_shard(model, everywhere)
 

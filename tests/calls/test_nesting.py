@@ -1,5 +1,7 @@
 """Calls inside transformations, inside each other, and under JAX's contexts and cleared caches."""
 
+import sys
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 import eqxjit
 from tests.support.helpers import Counted, assert_close, assert_same
 from tests.support.hiding import needs
+from tests.support.places import JAX_FILES
 from tests.support.sides import CALLS, both, since_jax_0_9
 from tests.support.transformations import TRANSFORMATIONS, points
 
@@ -40,21 +43,21 @@ def counted(filter_jit=lambda f: f):
 
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_a_call_inside_a_transformation(name, start):
-    transform = TRANSFORMATIONS[name]
-    xs = points()
-    (ours, our_count), (theirs, their_count) = map(counted, (eqxjit.filter_jit, eqx.filter_jit))
-    if start == "warm":
-        for _ in range(CALLS):
-            assert_same(ours(xs[0]), theirs(xs[0]))
-    for _ in range(1 if start == "warm" else CALLS // 2):
-        assert_same(transform(ours, xs), transform(theirs, xs))
-        # And back outside, where what was compiled for tracers must not be mistaken.
-        assert_same(ours(xs[1]), theirs(xs[1]))
-    assert_close(transform(ours, xs), transform(counted()[0], xs))
-    transform(theirs, xs)  # As often as ours.
-    assert our_count.traces <= their_count.traces
+def test_a_call_inside_a_transformation(name):
+    """First of all, and when warm."""
+    transform, xs = TRANSFORMATIONS[name], points()
+    theirs, their_count = counted(eqx.filter_jit)
+    expected, outside = transform(theirs, xs), [theirs(x) for x in xs]
+    assert_close(expected, transform(counted()[0], xs))
+    for is_warm in (False, True):
+        ours, our_count = counted(eqxjit.filter_jit)
+        for _ in range(CALLS if is_warm else 0):
+            assert_same(ours(xs[0]), outside[0])
+        for _ in range(2):
+            assert_same(transform(ours, xs), expected)
+            # And back outside, where what was compiled for tracers must not be mistaken.
+            assert_same(ours(xs[1]), outside[1])
+        assert our_count.traces <= their_count.traces
 
 
 @both
@@ -92,17 +95,39 @@ def test_recursion_with_a_static_argument(filter_jit):
 def test_recursion_into_the_call_in_progress_is_refused(filter_jit):
     """JAX can't trace a structure that is being traced, however the recursion would have ended."""
     depths = [2, 0]
-
-    @filter_jit
-    def f(x):
-        depth = depths.pop(0)
-        return f(x) + 1 if depth else x
-
+    f = filter_jit(lambda x: f(x) + 1 if depths.pop(0) else x)
     with pytest.raises(RecursionError, match="Recursively calling"):
         f(jnp.array(1.0))
     depths[:] = [0]
     for x in (1.0, 2.0, 3.0, 4.0):
         assert f(jnp.array(x)) == x
+
+
+def test_calls_of_each_other_are_told_apart():
+    @eqxjit.filter_jit
+    def inner(x, n):
+        return x * n
+
+    @eqxjit.filter_jit
+    def outer(x, n, shapes):
+        # Warm, and for a new shape, while `outer` itself is traced.
+        return [inner(x, 2)] + [inner(jnp.ones(size), n) for size in shapes]
+
+    inner(jnp.ones(2), 2)
+    for shapes in ((2,), (2, 3), (4, 2)):
+        for _ in range(CALLS):
+            first, *others = outer(jnp.ones(2), 5, shapes)
+            assert first.tolist() == [2.0, 2.0]
+            assert [other.tolist() for other in others] == [[5.0] * size for size in shapes]
+
+
+def test_a_trace_in_a_warm_call_has_all_its_arguments():
+    f = eqxjit.filter_jit(lambda x, n=1, *rest, scale=1, **more: (x * n * scale, rest, more))
+    for size in (2, 2, 3, 4):
+        x = jnp.ones(size)
+        for out, rest, more in (f(x, n=2, scale=3, k=4), f(x, 2, 4, scale=3)):
+            assert out.tolist() == [6.0] * size
+            assert (rest, more) in [((), {"k": 4}), ((4,), {})]
 
 
 # --- Contexts ---------------------------------------------------------------------------------
@@ -161,15 +186,61 @@ def test_disable_jit_allows_decisions_on_values(filter_jit):
 @pytest.mark.parametrize("clear", [jax.clear_caches, eqx.clear_caches], ids=["jax", "equinox"])
 @pytest.mark.parametrize("warm", [1, CALLS])
 def test_clearing_caches(clear, warm):
-    xs = points()
-    (ours, our_count), (theirs, their_count) = map(counted, (eqxjit.filter_jit, eqx.filter_jit))
-    for _ in range(3):
+    (ours, theirs) = (
+        Counted(jit, lambda x, n: x * n) for jit in (eqxjit.filter_jit, eqx.filter_jit)
+    )
+    x = jnp.ones(3)
+    for _ in range(2):
         for _ in range(warm):
-            assert_same(ours(xs[0]), theirs(xs[0]))
-            assert_same(ours(xs[0], 3), theirs(xs[0], 3))
+            assert_same([ours(x, 2), ours(x, 3)], [theirs(x, 2), theirs(x, 3)])
         clear()
-    assert_same(jax.grad(ours)(xs[0]), jax.grad(theirs)(xs[0]))
-    assert our_count.traces == their_count.traces
+    assert_same(jax.jit(ours, static_argnums=1)(x, 2), x * 2)
+    assert_same(jax.jit(theirs, static_argnums=1)(x, 2), x * 2)
+    assert ours.traces == theirs.traces
+
+
+def frames_of_jax(call):
+    """How many Python functions of JAX's a call runs."""
+    called = 0
+
+    def see(frame, event, _):
+        nonlocal called
+        called += event == "call" and frame.f_code.co_filename.startswith(JAX_FILES)
+
+    sys.setprofile(see)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def test_warm_calls_are_fast_whatever_was_traced_before():
+    """JAX goes on in Python, slowly, with arguments for which a call of it has failed."""
+    fails = True
+
+    def fun(x):
+        if fails and x.dtype == jnp.int32:
+            raise ZeroDivisionError
+        return x + 1
+
+    f, fresh = eqxjit.filter_jit(fun), eqxjit.filter_jit(lambda x: x + 1)
+    shapes = [jnp.arange(3.0), jnp.arange(4.0)]
+    for x in shapes * CALLS:
+        f(x)
+        fresh(shapes[0])
+    with pytest.raises(ZeroDivisionError):
+        f(jnp.arange(2))
+    fails = False
+    f.compile(jax.ShapeDtypeStruct((7,), jnp.float32))
+    jax.clear_caches()
+    shapes += [jnp.arange(2), jnp.ones(7)]
+    for x in shapes * 2:
+        f(x)
+        fresh(shapes[0])
+    least = frames_of_jax(lambda: fresh(shapes[0]))
+    assert least < 5
+    assert [frames_of_jax(lambda x=x: f(x)) for x in shapes] == [least] * len(shapes)
 
 
 @needs("equinox._caches", why="`equinox.clear_caches` doesn't reach what is compiled here")

@@ -9,13 +9,13 @@ import pytest
 import eqxjit
 from tests.support.sides import CALLS
 
-_SIDE = 400
+_SIDE = 250
 
 
-def slow(tree):
+def slow(tree, side=_SIDE):
     """The sum of all arrays of a tree, each read when the call has long returned."""
     arrays = [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]
-    y = arrays[0] if arrays[0].ndim else jnp.broadcast_to(arrays[0], (_SIDE, _SIDE))
+    y = jnp.broadcast_to(arrays[0].ravel()[0], (side, side))
     for _ in range(3):
         y = jnp.sin(y @ y.T @ y)
     return sum(jnp.sum(x + 0 * jnp.sum(y)) for x in arrays)
@@ -29,21 +29,12 @@ def aligned(shape):
     return memory[start : start + n_bytes].view(np.float32).reshape(shape)
 
 
-class _Tagged(np.ndarray):
-    pass
-
-
-def _read_only(array):
-    array.flags.writeable = False
-    return array
-
-
 FORMS = {
     "aligned": lambda a: a,
-    "non-contiguous": lambda a: a[:, ::2][:, : _SIDE // 2],
+    "non-contiguous": lambda a: a[:, ::2],
     "transposed": lambda a: a.T,
-    "read-only": lambda a: _read_only(a.view()),
-    "a subclass": lambda a: a.view(_Tagged),
+    "read-only": lambda a: np.broadcast_to(a, a.shape),
+    "a subclass": lambda a: a.view(type("Tagged", (np.ndarray,), {})),
     "0-dimensional": lambda a: a[0, 0:1].reshape(()),
 }
 
@@ -112,44 +103,35 @@ def test_a_byte_swapped_array_is_refused_by_name():
         f(np.ones(3, "f4"))
 
 
-def test_a_mapped_file_can_be_overwritten(tmp_path):
-    mapped = np.memmap(tmp_path / "data", np.float32, "w+", shape=(_SIDE, _SIDE))
-    f = eqxjit.filter_jit(slow)
-    for i in range(CALLS):
-        mapped[...] = i + 1
-        result = f(mapped)
-        mapped[...] = 0
-        assert float(result) == (i + 1) * _SIDE**2
+@pytest.mark.parametrize("argument", ["small", "large", "key"])
+def test_no_call_waits_for_an_argument(argument):
+    """Which it returns or reads."""
+    other = {
+        "small": np.ones(4, np.float32),
+        "large": np.ones(4_000_000, np.float32),
+        "key": jax.random.key(0),
+    }[argument]
 
+    side = 600 if jax.default_backend() == "cpu" else 4000
 
-@pytest.mark.parametrize("n", [4, 4_000_000])
-def test_no_call_waits_for_a_numpy_array(n):
-    def fun(x, y):
-        return slow(x) + slow(x.T) + y[0]
+    def fun(x, other):
+        return slow(x, side), other if argument == "key" else slow(x) + other[0]
 
-    f = eqxjit.filter_jit(fun)
-    side = 500 if jax.default_backend() == "cpu" else 4000
-    x, y = jnp.ones((side, side)), np.ones(n, np.float32)
+    f, blocking = (eqxjit.filter_jit(fun, block=block) for block in (False, True))
     for _ in range(CALLS):
-        f(x, y).block_until_ready()
-    assert not f(x, y).is_ready()
-    blocking = eqxjit.filter_jit(fun, block=True)
-    for _ in range(CALLS):
-        assert blocking(x, y).is_ready()
+        jax.block_until_ready(f(ONE, other))
+        assert blocking(ONE, other)[0].is_ready()
+    assert not f(ONE, other)[0].is_ready()
 
 
 ONES = np.ones((_SIDE, _SIDE), np.float32)
 
 TRANSFORMED = {
     "vmap": lambda f, a: jax.vmap(f)(a[None])[0],
-    "filter_vmap": lambda f, a: eqx.filter_vmap(f)(a[None])[0],
     "unbatched": lambda f, a: eqx.filter_vmap(lambda x, y: f(x), in_axes=(None, 0))(a, ONES[:2])[0],
     "jvp": lambda f, a: jax.jvp(f, (a,), (ONES,)),
-    "vjp": lambda f, a: (lambda y, pull: (y, pull(jnp.ones(()))))(*jax.vjp(f, a)),
     "value_and_grad": lambda f, a: jax.value_and_grad(f)(a),
-    "filter_value_and_grad": lambda f, a: eqx.filter_value_and_grad(f)(a),
     "vmap of grad": lambda f, a: jax.vmap(jax.value_and_grad(f))(a[None]),
-    "grad of grad": lambda f, a: jax.grad(lambda x: jax.grad(f)(x).sum())(a),
 }
 
 
@@ -170,30 +152,23 @@ def test_a_buffer_below_a_transformation_can_be_overwritten(way):
         f(jnp.asarray(data))
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_no_call_waits_for_a_typed_key(place):
-    def fun(x, key):
-        return [slow(x) + slow(x.T), key][:: 1 - 2 * place]
-
-    f = eqxjit.filter_jit(fun)
-    x, key = jnp.ones((1000, 1000)), jax.random.key(0)
-    for _ in range(CALLS):
-        jax.block_until_ready(f(x, key))
-    assert not f(x, key)[place].is_ready()
+def test_a_buffer_can_be_overwritten_between_the_passes():
+    f = eqxjit.filter_jit(lambda x: jnp.sum(x * x))
+    for i in range(CALLS):
+        buffer = aligned((3,))
+        buffer[...] = i
+        _, pull = jax.vjp(f, buffer)
+        buffer[...] = 9
+        assert pull(jnp.ones(()))[0].tolist() == [2 * i] * 3
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.complex64, bool])
-def test_a_large_buffer_can_be_overwritten(dtype):
-    def fun(x, y):
-        z = y
-        for _ in range(3):
-            z = jnp.sin(z @ z)
-        return jnp.sum(x.astype(np.float32) + 0 * z[0, 0])
-
-    f = eqxjit.filter_jit(fun)
-    buffer, y = np.ones((3, 1_500_001), dtype)[:, ::-1], jnp.ones((600, 600))
-    for _ in range(CALLS):
-        buffer[...] = 1
-        result = f(buffer, y)
+@pytest.mark.parametrize("form", ["aligned", "non-contiguous"])
+def test_a_large_buffer_can_be_overwritten(form):
+    f = eqxjit.filter_jit(slow)
+    buffer = aligned((1200, 1200))
+    view = FORMS[form](buffer)
+    for i in range(CALLS):
+        buffer[...] = i + 1
+        result = f(view)
         buffer[...] = 0
-        assert float(result) == buffer.size
+        assert float(result) == (i + 1) * view.size

@@ -208,7 +208,7 @@ def test_it_matches_exactly_if_the_specs_are_equal(kind, data):
 def test_it_matches_exactly_if_the_specs_are_equal_after_changes_in_place(kind, data):
     args, kwargs = [data.draw(trees())()], {"x": data.draw(trees())()}
     path = path_of(kind, anything, outputs, *args, **kwargs)
-    for change in data.draw(st.lists(strategies._changes, min_size=1, max_size=3)):
+    for change in data.draw(st.lists(strategies.changes, min_size=1, max_size=3)):
         changes.apply(change, args, kwargs)
         assert_equivalent(path, *args, **kwargs)
 

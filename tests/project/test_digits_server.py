@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.examples.digits_server.__main__ import main
+from bench.examples.digits_server import main
 from bench.models import digits
 from tests.support.processes import ROOT
 
@@ -74,7 +74,7 @@ def url(path, tmp_path_factory):
         server.send_signal(signal.SIGTERM)
         printed, _ = server.communicate(timeout=15)
         assert server.returncode == 0
-        assert json.loads(printed)["model"] == last["model"]
+        assert json.loads(printed) == last
         assert not re.search("Traceback|ERROR", log.read_text())
 
 
@@ -138,10 +138,9 @@ def test_under_load_each_request_gets_its_own_answer(url, client, images, expect
     for i, response in zip(order, responses, strict=True):
         assert_answer(response, expected[i])
     after = report(client)
-    for what in ("model", "request"):
-        assert after[what]["count"] - before[what]["count"] == _REQUESTS
-        times = after[what]["microseconds"]
-        assert 0 < times["p50"] <= times["p99"] <= times["p99.9"]
+    assert after["calls"] - before["calls"] == _REQUESTS
+    times = after["microseconds"]
+    assert 0 < times["p50"] <= times["p99"] <= times["p99.9"]
     assert after["refused"] == before["refused"]
     assert after["traces"] == 1
 
@@ -156,13 +155,13 @@ def with_pixel(pixel):
 BAD = {
     "half an object": ('{"image": [', 400, "isn't JSON"),
     "not UTF-8": (b'{"image": "\xff"}', 400, "isn't JSON"),
-    "NaN": (with_pixel("NaN"), 400, "no NaN"),
     "too large": (" " * (16 * 1024 + 1), 413, "larger than 16,384 bytes"),
-    "a list": ("[]", 422, "The body is an array"),
-    "a row less": (body(np.zeros((7, 8))), 422, "image has a length of 7"),
-    "a string as pixel": (with_pixel('"1"'), 422, r"image\[2\]\[5\] is a string"),
-    "too bright": (with_pixel("16.001"), 422, r"image\[2\]\[5\] is out of range"),
-    "an integer no float holds": (with_pixel("1" * 400), 422, r"image\[2\]\[5\] is out of range"),
+    "a list": ("[]", 422, "isn't an image"),
+    "NaN": (with_pixel("NaN"), 422, "isn't an image"),
+    "a row less": (body(np.zeros((7, 8))), 422, "isn't an image"),
+    "a string as pixel": (with_pixel('"1"'), 422, "isn't an image"),
+    "too bright": (with_pixel("16.001"), 422, "isn't an image"),
+    "an integer no float holds": (with_pixel("1" * 400), 422, "isn't an image"),
 }
 
 
@@ -173,8 +172,8 @@ def test_a_bad_body_is_refused_with_the_reason(client, images, expected, content
     response = client.post("/predict", content=content)
     assert response.status_code == status, response.text
     assert re.search(reason, response.json()["error"])
-    assert report(client)["model"]["count"] == before["model"]["count"]
     assert_answer(client.post("/predict", content=body(images[5])), expected[5])
     after = report(client)
+    assert after["calls"] == before["calls"] + 1
     assert sum(after["refused"].values()) == sum(before["refused"].values()) + 1
     assert after["traces"] == before["traces"] == 1

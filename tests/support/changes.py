@@ -118,27 +118,11 @@ def _replace_attribute(target: Any, change: Change) -> None:
     object.__setattr__(target, name, _instead_of(attributes[name], change))
 
 
-def _delete_attribute(target: Any, change: Change) -> None:
-    object.__delattr__(target, _key(vars(target), change))
-
-
-def _add_attribute(target: Any, change: Change) -> None:
-    object.__setattr__(target, "not_a_field", change.value())
-
-
-def _set_wrapper_field(target: Any, change: Change) -> None:
-    object.__setattr__(target, "__doc__", "A docstring of its own.")
-
-
 def _overwrite(target: np.ndarray, change: Change) -> None:
     target[...] = target == 0
 
 
-def _resize(target: np.ndarray, change: Change) -> None:
-    target.resize((1, *target.shape), refcheck=False)
-
-
-_WAYS: dict[type, list[_Way]] = {
+_WAYS: dict[Any, list[_Way]] = {
     list: [
         _replace_item,
         lambda target, change: target.append(target[0]),
@@ -152,14 +136,17 @@ _WAYS: dict[type, list[_Way]] = {
         lambda target, change: target.update(new=change.value()),
         lambda target, change: target.popitem(),
     ],
-    eqx.Module: [_replace_attribute, _delete_attribute, _add_attribute, _set_wrapper_field],
-    nodes.FlaxState: [_replace_attribute],
-    nodes.Bag: [_replace_attribute],
-    nodes.Record: [_replace_attribute],
-    nodes.StaticNode: [_replace_attribute],
-    nodes.Settings: [_replace_attribute],
+    eqx.Module: [
+        _replace_attribute,
+        lambda target, change: object.__delattr__(target, _key(vars(target), change)),
+        lambda target, change: object.__setattr__(target, "not_a_field", change.value()),
+        lambda target, change: object.__setattr__(target, "__doc__", "A docstring of its own."),
+    ],
+    (nodes.FlaxState, nodes.Bag, nodes.Record, nodes.StaticNode, nodes.Settings): [
+        _replace_attribute
+    ],
     set: [lambda target, change: target.add(change.value())],
-    np.ndarray: [_overwrite, _resize],
+    np.ndarray: [_overwrite],
     # Such a state is out of date from then on.
     eqx.nn.State: [lambda target, change: target.update(target.substate(()))],
 }

@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import equinox as eqx
 import flax.struct
@@ -52,17 +52,6 @@ class Converted(eqx.Module):
 
 class Empty(eqx.Module):
     pass
-
-
-class OnlyStatic(eqx.Module):
-    value: Any = eqx.field(static=True)
-
-
-_T = TypeVar("_T")
-
-
-class GenericBox(eqx.Module, Generic[_T]):
-    content: _T
 
 
 class Wrapper(eqx.Module):
@@ -151,13 +140,8 @@ def batch_norm():
     return eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
 
 
-def optimizer_state(name, size):
-    params = {"w": jnp.zeros(size), "b": None}
-    optimizers = {
-        "adam": lambda: optax.adam(1e-3),
-        "injected": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
-    }
-    return optimizers[name]().init(params)
+def adam_state():
+    return optax.adam(1e-3).init({"w": jnp.zeros(2), "b": None})
 
 
 # --- Static values ----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tests.support.models import Pair
 
 
 class Made:
-    """A recipe: calling it makes a value anew."""
+    """A recipe: each call of it makes a new value."""
 
     def __init__(self, make: Callable[..., Any], *parts: Any):
         self.make = make
@@ -89,21 +89,7 @@ def transposed(dtype, start):
     return numpy_array(dtype, (2, 3), start).T
 
 
-def read_only(dtype, start):
-    array = numpy_array(dtype, (2,), start)
-    array.flags.writeable = False
-    return array
-
-
-_ARRAY_KINDS = {
-    jax_array,
-    numpy_array,
-    numpy_scalar,
-    jnp.asarray,
-    transposed,
-    read_only,
-    jax.random.key,
-}
+_ARRAY_KINDS = {jax_array, numpy_array, numpy_scalar, jnp.asarray, transposed, jax.random.key}
 
 _starts = st.integers(-1, 2).map(abs)
 _dtypes = st.sampled_from(_DTYPES)
@@ -116,7 +102,6 @@ arrays = st.one_of(
     made(numpy_scalar, st.sampled_from(["float64", "float32", "int64", "bool"]), _starts),
     made(jnp.asarray, st.sampled_from([1, 2, 1.0, 2.0])),
     made(transposed, st.just("float32"), _starts),
-    made(read_only, st.just("float32"), _starts),
     made(jax.random.key, _starts),
 )
 
@@ -143,39 +128,21 @@ _TWINS = [
 
 _confusing = st.sampled_from(_TWINS).flatmap(st.sampled_from)
 
-_hashable_atoms = st.one_of(
-    _confusing,
-    st.sampled_from(
-        [
-            # Made anew: equal, but not the same object.
-            *(Made(int, text) for text in ("1000", "-7", "123456789012345678901234567890")),
-            *(Made(str.join, "", list(text)) for text in ("", "a", "same", "'\"\\\n{}")),
-            Made(str.encode, "a"),
-            Made(np.dtype, "float32"),
-            Made(range, 3),
-            Made(nodes.Release, 1, 0),
-            Made(nodes.Release, 1, 5),
-            Made(nodes.Release, 2, 0),
-            Made(jax.ShapeDtypeStruct, (2,), jnp.float32),
-            *(
-                Made(same, value)
-                for value in (
-                    *nodes.Colour,
-                    *nodes.Unit,
-                    *nodes.PLAIN,
-                    nodes.LAMBDA,
-                    nodes.PARTIAL,
-                    nodes.plus_one,
-                    nodes.Layer,
-                    jnp.sin,
-                    jax.nn.relu,
-                    max,
-                    int,
-                    ...,
-                )
-            ),
-        ]
-    ),
+_OBJECTS = [*nodes.Colour, *nodes.Unit, *nodes.PLAIN, nodes.LAMBDA, nodes.PARTIAL, nodes.plus_one]
+_OBJECTS += [nodes.Layer, jnp.sin, jax.nn.relu, max, int, ...]
+
+_hashable_atoms = _confusing | st.sampled_from(
+    [
+        # Equal, but not the same object each time.
+        *(Made(int, text) for text in ("1000", "-7", "123456789012345678901234567890")),
+        *(Made(str.join, "", list(text)) for text in ("", "a", "same", "'\"\\\n{}")),
+        Made(str.encode, "a"),
+        Made(np.dtype, "float32"),
+        Made(range, 3),
+        *(Made(nodes.Release, *versions) for versions in ((1, 0), (1, 5), (2, 0))),
+        Made(jax.ShapeDtypeStruct, (2,), jnp.float32),
+        *(Made(same, value) for value in _OBJECTS),
+    ]
 )
 
 
@@ -246,31 +213,17 @@ def partial(kind, function, *parts):
     return kind(function, *args, keyword=keyword)
 
 
-def linear(size):
-    return eqx.nn.Linear(size, 2, key=jax.random.key(0))
-
-
 def mlp(activation):
     return eqx.nn.MLP(2, 2, 2, 1, activation=activation, key=jax.random.key(0))
 
 
-_ready_made = st.one_of(
-    st.sampled_from(
-        [
-            Made(same, None),
-            Made(nodes.Empty),
-            Made(nodes.Nothing),
-            Made(lambda: nodes.batch_norm()[1]),
-            Made(nodes.batch_norm),
-            Made(linear, 2),
-            Made(mlp, jax.nn.relu),
-            Made(mlp, jnp.tanh),
-            *(Made(eqx.nn.Dropout, p) for p in (0, 0.0, 0.5, 1, True)),
-        ]
-    ),
-    made(nodes.optimizer_state, st.sampled_from(["adam", "injected"]), st.just(2)),
-    made(nodes.OnlyStatic, static_fields),
-    made(nodes.StaticNode, static_fields),
+_ready_made = made(nodes.StaticNode, static_fields) | st.sampled_from(
+    [
+        *(Made(same, None), Made(nodes.Empty), Made(nodes.Nothing)),
+        *(Made(lambda: nodes.batch_norm()[1]), Made(nodes.batch_norm), Made(nodes.adam_state)),
+        *(Made(mlp, jax.nn.relu), Made(mlp, jnp.tanh)),
+        *(Made(eqx.nn.Dropout, p) for p in (0, 0.0, 0.5, 1, True)),
+    ]
 )
 
 
@@ -279,7 +232,6 @@ def _nodes_over(trees: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
         made(nodes.Layer, trees, trees, static_fields),
         made(nodes.Derived, trees, trees, static_fields, static_fields, trees),
         made(nodes.Converted, trees, static_fields),
-        made(nodes.GenericBox, trees),
         made(nodes.wrapper, st.sampled_from([nodes.plus_one, nodes.LAMBDA]), trees),
         made(operator.attrgetter("method"), made(nodes.Layer, trees, trees, static_fields)),
         made(
@@ -342,78 +294,23 @@ bad_trees = st.sampled_from(
 
 # --- Functions --------------------------------------------------------------------------------
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-# Names that generated code might want for itself.
-_NAMES = ["x", "self", "args", "kwargs", "type", "len", "fun"]
-_NAMES += ["jitted", "output", "absent", "has_key", "arrays", "otherwise"]
-
-
-class _Source(str):
-    """Shows as it is where `repr` would add quotes."""
-
-    __repr__ = str.__str__
-
-
-@dataclasses.dataclass(frozen=True)
-class Function:
-    """A function to be made.
-
-    - `signature`: its parameters, defaults included.
-    - `pieces`: what its output consists of, by names in `differential.PIECES`.
-    """
-
-    signature: inspect.Signature
-    pieces: tuple[str, ...]
-
-    def make(self, body: Callable[[dict[str, Any], tuple[str, ...]], Any]) -> Callable[..., Any]:
-        """A new function of this signature that returns `body(its arguments by name, pieces)`."""
-        parameters = self.signature.parameters
-        header = self.signature.replace(
-            parameters=[
-                parameter
-                if parameter.default is inspect.Parameter.empty
-                else parameter.replace(default=_Source(f"defaults_[{parameter.name!r}]"))
-                for parameter in parameters.values()
-            ]
-        )
-        arguments = ", ".join(f"{name!r}: {name}" for name in parameters)
-        source = f"def f{header}:\n    return body_({{{arguments}}}, pieces_)"
-        defaults = {name: parameter.default for name, parameter in parameters.items()}
-        namespace = {"body_": body, "pieces_": self.pieces, "defaults_": defaults}
-        exec(source, namespace)
-        return namespace["f"]  # type: ignore[return-value]
+#: Parameters of all kinds; some names are such as generated code might want for itself.
+HEADERS = [
+    "x, y",
+    "x, /, y=array, *, z=2.0",
+    "args, fun=None, *kwargs",
+    "*args, jitted=0, **kwargs",
+    "type, /, output, *, absent=True, **arrays",
+    "*, len, otherwise=-0.0",
+    "x=1, *has_key",
+]
 
 
-@st.composite
-def functions(draw: st.DrawFn, takes_model: bool, names: list[str], pieces: list[str]) -> Function:
-    """Functions; their first parameter is a required, positional `model` if `takes_model`."""
-    remaining_names = iter(draw(st.permutations(names)))
-    kind = inspect.Parameter
-    parameters: list[inspect.Parameter] = []
-
-    def add(kind: Any, default: bool = False) -> None:
-        value = draw(leaves | st.just(Made(same, None)))() if default else inspect.Parameter.empty
-        parameters.append(inspect.Parameter(next(remaining_names), kind, default=value))
-
-    n_positional_only = draw(st.integers(0, 1))
-    n_positional = n_positional_only + draw(st.integers(0, 2))
-    n_required = draw(st.integers(0, n_positional))
-    if takes_model:
-        model_kind = (
-            kind.POSITIONAL_ONLY if n_positional_only else draw(st.sampled_from(_POSITIONAL))
-        )
-        parameters.append(inspect.Parameter("model", model_kind))
-    for index in range(n_positional):
-        add(_POSITIONAL[index >= n_positional_only], default=index >= n_required)
-    if draw(st.booleans()):
-        add(kind.VAR_POSITIONAL)
-    for _ in range(draw(st.integers(0, 1))):
-        add(kind.KEYWORD_ONLY, default=draw(st.booleans()))
-    if draw(st.booleans()):
-        add(kind.VAR_KEYWORD)
-    chosen = draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=2))
-    return Function(inspect.Signature(parameters), tuple(chosen))
+def function(header: str, body: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    """A new function of these parameters that returns `body(its arguments by name)`."""
+    namespace: dict[str, Any] = {"body": body, "array": jnp.arange(2.0)}
+    exec(f"def f({header}):\n    return body(locals())", namespace)
+    return namespace["f"]
 
 
 # --- Calls ------------------------------------------------------------------------------------
@@ -437,41 +334,26 @@ class Arguments:
 
 
 @st.composite
-def arguments_of(
-    draw: st.DrawFn, parameters: list[inspect.Parameter], names: list[str]
-) -> Arguments:
-    """Arguments for these parameters; some don't fit. `names` are free for `**kwargs`."""
+def arguments_of(draw: st.DrawFn, header: str) -> Arguments:
+    """Arguments that these parameters can be bound to."""
     kind = inspect.Parameter
-    values = trees
     args: list[Made] = []
     kwargs: dict[str, Made] = {}
     by_position = True
-    for parameter in parameters:
-        name = parameter.name
-        is_optional = parameter.default is not inspect.Parameter.empty
-        if parameter.kind == kind.VAR_POSITIONAL:
-            if by_position:
-                args += draw(st.lists(values, max_size=2))
-        elif parameter.kind == kind.VAR_KEYWORD:
-            # The names of positional-only parameters are free. (Where those have a default, Python
-            # 3.11 doesn't know it in `inspect.Signature.bind`, which Equinox relies on.)
-            taken = {
-                p.name
-                for p in parameters
-                if p.kind != kind.POSITIONAL_ONLY or p.default is not kind.empty
-            }
-            for extra in draw(st.sets(st.sampled_from([*names, "class", "model"]), max_size=2)):
-                if extra not in taken:
-                    kwargs[extra] = draw(values)
-        elif is_optional and draw(st.booleans()):
-            by_position = by_position and parameter.kind == kind.KEYWORD_ONLY
-        elif parameter.kind == kind.KEYWORD_ONLY:
-            kwargs[name] = draw(values)
-        elif by_position and (parameter.kind == kind.POSITIONAL_ONLY or draw(st.booleans())):
-            args.append(draw(values))
-        elif parameter.kind != kind.POSITIONAL_ONLY:
+    for parameter in inspect.signature(function(header, dict)).parameters.values():
+        if parameter.kind is kind.VAR_POSITIONAL:
+            args += draw(st.lists(trees, max_size=2)) if by_position else []
+        elif parameter.kind is kind.VAR_KEYWORD:
+            kwargs |= draw(st.dictionaries(st.sampled_from(["class", "out"]), trees, max_size=2))
+        elif parameter.default is not kind.empty and draw(st.booleans()):
             by_position = False
-            kwargs[name] = draw(values)
+        elif parameter.kind is kind.POSITIONAL_ONLY or (
+            by_position and parameter.kind is not kind.KEYWORD_ONLY and draw(st.booleans())
+        ):
+            args.append(draw(trees))
+        else:
+            by_position = False
+            kwargs[parameter.name] = draw(trees)
     return Arguments(tuple(args), kwargs)
 
 
@@ -535,8 +417,8 @@ class Round:
     """Some calls with the same arguments.
 
     - `slot`: whose arguments: each slot holds its own.
-    - `before`: what happens first: a `Change`; `"rebuild"` makes the slot's arguments anew; other
-        words make the wrapper anew.
+    - `before`: what happens first: a `Change`; `"rebuild"` makes the slot's arguments again; other
+        words make the wrapper again.
     - `context`: how the calls are made.
     - `times`: how many there are.
     """
@@ -551,51 +433,38 @@ class Round:
 class Scenario:
     """A function, how it is wrapped, and what it is called with.
 
+    - `header`, `pieces`: its parameters, and what its output consists of (`differential.PIECES`).
     - `bound`: what the wrapped callable holds, where it holds something.
     - `slots`: the arguments that each slot of the rounds holds at first.
     """
 
-    function: Function
+    header: str
+    pieces: list[str]
     form: str
     bound: Made
-    slots: tuple[Arguments, ...]
-    rounds: tuple[Round, ...]
+    slots: list[Arguments]
+    rounds: list[Round]
 
 
 N_SLOTS = 3
 
-_changes = st.builds(Change, st.integers(0, 11), st.integers(0, 5), arrays, static_fields)
-_rounds = st.builds(
-    Round,
-    st.integers(0, N_SLOTS - 1),
-    st.one_of(
-        st.none(),
-        st.just("rebuild"),
-        _changes,
-        _changes,
-        st.sampled_from(["wrap", "copy", "flatten"]),
-    ),
-    st.sampled_from(["plain"] * 14 + ["nested", "disable_jit"]),
-    st.integers(1, 4),
+changes = st.builds(Change, st.integers(0, 11), st.integers(0, 5), arrays, static_fields)
+_before = st.one_of(
+    st.none(), changes, changes, st.sampled_from(["rebuild", "wrap", "copy", "flatten"])
 )
+_contexts = st.sampled_from(["plain"] * 14 + ["nested", "disable_jit"])
+_rounds = st.builds(Round, st.integers(0, N_SLOTS - 1), _before, _contexts, st.integers(1, 4))
 
 
 @st.composite
 def scenarios(draw: st.DrawFn, form: str, pieces: list[str]) -> Scenario:
-    takes_model = form != "function"
-    # Equinox' Partial can't pass on a keyword argument called `self`.
-    names = [name for name in _NAMES if not (takes_model and name == "self")]
-    function = draw(functions(takes_model, names, pieces))
-    parameters = [*function.signature.parameters.values()][takes_model:]
-    fresh = arguments_of(parameters, names)
+    header = draw(st.sampled_from(HEADERS))
+    fresh = arguments_of(header)
     slots = [draw(fresh)]
     for _ in range(N_SLOTS - 1):
         way = draw(st.sampled_from(["varied"] * 6 + ["same", "fresh", "spoiled"]))
-        if way == "varied":
-            slots.append(draw(variations_of(slots[-1])))
-        elif way == "fresh":
-            slots.append(draw(fresh))
-        else:
-            slots.append(slots[0] if way == "same" else draw(spoiled(slots[0])))
+        others = {"varied": variations_of(slots[-1]), "fresh": fresh, "spoiled": spoiled(slots[0])}
+        slots.append(slots[0] if way == "same" else draw(others[way]))
+    chosen = draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=2))
     rounds = draw(st.lists(_rounds, min_size=3, max_size=7))
-    return Scenario(function, form, draw(trees), tuple(slots), tuple(rounds))
+    return Scenario(header, chosen, form, draw(trees), slots, rounds)

@@ -201,7 +201,7 @@ class CallHandler:
         """Return the fast path of the function's latest call in Python; None without one."""
         try:
             return Writer(self.function, self.table.fasts[0].entry).write()[0]
-        except (IndexError, TooLarge, RecursionError, MemoryError):
+        except (IndexError, TooLarge):
             return None
 
     # --- Ahead of time ------------------------------------------------------------------------

@@ -85,8 +85,7 @@ def fast_path(call: Any) -> Any | None:
 
     try:
         return PythonFast(call.function, entry)
-    except (TooLarge, RecursionError, MemoryError):
-        # Python's compiler raises the others for source that is nested too deeply.
+    except TooLarge:
         return None
 
 

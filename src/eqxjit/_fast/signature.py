@@ -10,7 +10,6 @@ from inspect import Parameter
 from typing import Any
 
 from .._places import location_of
-from .source import Constants, can_be_written, define
 
 
 class _Absent:
@@ -24,6 +23,9 @@ absent = _Absent()
 
 _ANYTHING = inspect.signature(lambda *args, **kwargs: None)
 
+# How a call passes a parameter of each kind on.
+_FORWARDED = "{0}", "{0}", "*{0}", "{0}={0}", "**{0}"
+
 
 class Signature:
     """The parameters of a user's function.
@@ -33,6 +35,7 @@ class Signature:
     - `location`: where it is defined; None if it isn't written in Python.
     - `parameters`: the user's parameters, without annotations, all defaults `absent`; where the
         function has no signature that can be read, `*args, **kwargs`.
+    - `values`: source of a tuple of their values.
     """
 
     def __init__(self, fun: Callable[..., Any], name: str, qualname: str, wrapper: str = ""):
@@ -41,9 +44,6 @@ class Signature:
             signature = inspect.signature(fun)
         except ValueError:
             # Builtins such as `max` don't tell their signature.
-            signature = _ANYTHING
-        # A `__signature__` of the user's may name anything.
-        if not all(map(can_be_written, signature.parameters)):
             signature = _ANYTHING
         self.name = name
         self.qualname = qualname
@@ -58,6 +58,7 @@ class Signature:
                 for p in signature.parameters.values()
             ]
         )
+        self.values = "".join([f"{parameter.name}, " for parameter in self.parameters])
 
     @property
     def label(self) -> str:
@@ -102,18 +103,10 @@ class Signature:
     @functools.cached_property
     def _receive(self) -> Callable[..., tuple[Any, ...]]:
         """A function of this signature, which returns its parameters."""
-        names = self.names()
-        header = self.header(names.constant("absent", absent))
-        values = "".join([f"{parameter.name}, " for parameter in self.parameters])
-        source = f"def receive({header}):\n    return ({values})\n"
-        receive = define("receive", "arguments", source, names.namespace)
+        receive = eval(f"lambda {self.header('absent')}: ({self.values})", {"absent": absent})
         # As Python's error for a wrong call names it.
-        receive.__name__, receive.__qualname__ = self.name, self.called
+        receive.__qualname__ = self.called
         return receive
-
-    def names(self) -> Constants:
-        """Return names for generated code: none clashes with a parameter's."""
-        return Constants(parameter.name for parameter in self.parameters)
 
     def header(self, default: str) -> str:
         """Return the user's parameters as source, with a variable's name for each default."""
@@ -122,8 +115,7 @@ class Signature:
 
     def forwarded(self) -> list[str]:
         """Return the source of the arguments that pass a call on to another of this signature."""
-        forms = "{0}", "{0}", "*{0}", "{0}={0}", "**{0}"
-        return [forms[p.kind].format(p.name) for p in self.parameters]
+        return [_FORWARDED[p.kind].format(p.name) for p in self.parameters]
 
     def path_names(self, n_args: int) -> list[str]:
         """Return the name of each positional argument of a bound call, for error messages."""

@@ -5,17 +5,21 @@ Reads the specs of the arguments and of the output; `native.c` does the same by 
 
 import builtins
 import functools
+import itertools
+import keyword
+import linecache
+import re
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import Parameter
 from typing import Any
 
 import equinox as eqx
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
-from .._places import trim
+from .._places import GENERATED_FOLDER, trim
 from .._spec.static_key import ITEMS, THEMSELVES, Static, same
 from .._spec.tree import (
     ARRAY,
@@ -28,14 +32,16 @@ from .._spec.tree import (
     is_transformed,
     parts_of,
 )
+from .._text import short
 from .signature import Signature, absent
-from .source import NAME, NUL, Constants, can_be_written, define, filled, wrapped
 
 #: The slow path serves larger trees, because compiling their source takes too long.
 MAX_NODES = 2000
 
-# Of longer static tuples no guard for each item is written.
-_MAX_ITEMS = 12
+# A longer list has a line for each item.
+_LONGEST_LIST = 60
+# The end of a path says most.
+_LONGEST_NAME = 22
 
 # Between the lines of a guard.
 _OR = "\n    or "
@@ -109,23 +115,89 @@ def call_of(record: list[Any]) -> Any:
     return record[2]
 
 
+# What generated code refers to by these names.
+_functions = as_array, call_of, flatten_one_level, is_transformed, same, trim, unflatten_node
+_SCOPE = vars(builtins) | {each.__name__: each for each in _functions}
+_SCOPE |= {"Array": ArrayImpl, "absent": absent, "fields_of": fields_of, "in_flight": in_flight}
+_SCOPE |= {"registered_nodes": registered_nodes, "str_types": {str}}
+_SCOPE |= {"new_object": object.__new__, "new_tuple": tuple.__new__}
+
+_serial = itertools.count()
+
+# A metaclass may refuse it.
+_name_of: Callable[[type], str] = vars(type)["__name__"].__get__
+
+
 class TooLarge(Exception):
     """A tree for which no source is written."""
 
 
+class _Names(dict[str, str]):
+    """The names in a source, none of them twice; and parts of the template, by name.
+
+    `names["type"]` is the name of that builtin, and `names["calls"]` of a new variable.
+
+    - `namespace`: the constants by name, the globals of the generated function.
+    """
+
+    def __init__(self, parameters: Iterable[str]):
+        super().__init__()
+        self.namespace: dict[str, Any] = {}
+        self._by_id: dict[int, str] = {}
+        # The last number of each name, because a tree may have thousands of leaves of one name.
+        self._numbers = dict.fromkeys(parameters, 1)
+
+    def __missing__(self, hint: str) -> str:
+        # A parameter may have the same name.
+        is_constant = hint in _SCOPE
+        name = self.constant(hint, _SCOPE[hint]) if is_constant else self.variable(hint)
+        return self.setdefault(hint, name)
+
+    def variable(self, hint: str) -> str:
+        """Return a name like the hint, made an identifier, and numbered where it is taken."""
+        base = re.sub(r"\W+", "_", hint, flags=re.ASCII)[-_LONGEST_NAME:].strip("_") or "value"
+        if base[0].isdigit() or keyword.iskeyword(base):
+            base = f"_{base}"
+        name = base
+        while name in self._numbers:
+            self._numbers[base] += 1
+            name = f"{base}_{self._numbers[base]}"
+        self._numbers[name] = 1
+        return name
+
+    def constant(self, hint: str, value: Any) -> str:
+        """Return the name of a constant; the same one for the same object."""
+        name = self._by_id.get(id(value))
+        if name is None:
+            name = self._by_id[id(value)] = self.variable(hint)
+            self.namespace[name] = value
+        return name
+
+    def of_class(self, cls: type) -> str:
+        return self.constant(_name_of(cls), cls)
+
+    def filled(self, template: str) -> str:
+        """Return a template with names and parts filled in; those may have several lines."""
+        lines: list[str] = []
+        for line in template.splitlines():
+            code = line.lstrip()
+            indent = line[: -len(code)]
+            lines += [indent + each for each in code.format_map(self).splitlines()]
+        return "\n".join(lines) + "\n"
+
+
 class Writer:
-    """A writer of the fast path of one entry; making one raises `TooLarge` beyond the bounds."""
+    """A writer of the fast path of one entry; making one raises `TooLarge` beyond the bound."""
 
     def __init__(self, function: Any, entry: Any):
         # The first of its traces' outputs; `finish_fast` makes others.
-        out = entry.out
-        if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
+        self.out = entry.out
+        if len(parts_of(entry.spec)) + len(parts_of(self.out.spec)) > MAX_NODES:
             raise TooLarge
         self.signature: Signature = function.signature
         self.n_fun_statics = len(function.statics)
-        self.out = out
         self.entry = entry
-        self.names = self.signature.names()
+        self.names = _Names(parameter.name for parameter in self.signature.parameters)
         #: Guards of one argument after the other, the arrays, and the source of each static object.
         self.guards: list[str] = []
         self.arrays: list[str] = []
@@ -138,8 +210,22 @@ class Writer:
 
         This returns the fast path of one wrapper, for `(handler, otherwise, jitted, hits,
         *fun_arrays, *fun_statics)`; `next(hits)` counts a call.
+
+        **Raises:**
+
+        - `TooLarge`, if Python can't compile it.
         """
+        try:
+            self._fill_parts()
+            source = self.names.filled(_TEMPLATE)
+            return source, _define(source, self.signature.qualname, self.names.namespace)
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            # Python's compiler raises each of them for source that is nested too deeply.
+            raise TooLarge from error
+
+    def _fill_parts(self) -> None:
         names, signature, entry = self.names, self.signature, self.entry
+        bound = [names[each] for each in ("handler", "otherwise", "jitted", "hits")]
         fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
         fun_statics = [names.variable(f"fun_static_{i}") for i in range(self.n_fun_statics)]
         self._match_arguments()
@@ -150,92 +236,49 @@ class Writer:
         out_arrays: list[str] = []
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
         output = self._make("out", self.out.spec, out_arrays, statics)
-        parts = _Parts(
-            names,
-            entry=entry,
-            in_flight=in_flight,
-            call_of=call_of,
-            trim=trim,
-            is_transformed=is_transformed,
-        )
-        parts.update(
-            parts=[parts["handler"], parts["otherwise"], parts["jitted"], parts["hits"]],
+        if out_arrays:
+            # The only one comes as it is.
+            targets = out_arrays[0] if len(out_arrays) == 1 else _tuple_of(out_arrays)
+            self.body.insert(0, f"{targets} = {names['arrays']}")
+        guards = [each if each.startswith("#") else f"{each} and" for each in self.guards]
+        names.update(
+            entry=names.constant("entry", entry),
+            parts=_listed([*bound, *fun_arrays, *fun_statics]),
             function=names.variable(signature.name),
-            parameters=signature.header(names.constant("absent", absent)),
-            guards=self._joined_guards(),
-            arguments=signature.forwarded(),
-            values="".join([f"{parameter.name}, " for parameter in signature.parameters]),
-            inputs=self.arrays,
-            statements=[*self._unpacked(out_arrays, parts["arrays"]), *self.body],
+            parameters=signature.header(names["absent"]),
+            guards="\n".join(guards).removesuffix(" and") or "True",
+            arguments=_listed(signature.forwarded()),
+            values=signature.values,
+            inputs=_listed(self.arrays),
+            statements="\n".join(self.body),
             output=output,
         )
-        parts["parts"] += [*fun_arrays, *fun_statics]
-        source = filled(_TEMPLATE, parts)
-        return source, define("make_call", signature.qualname, source, names.namespace)
-
-    def _unpacked(self, names: list[str], arrays: str) -> list[str]:
-        if len(names) == 1:
-            # The only one comes as it is.
-            return [f"{names[0]} = {arrays}"]
-        return wrapped("(", names, f") = {arrays}") if names else []
-
-    def _joined_guards(self) -> list[str]:
-        lines: list[str] = []
-        lead = ""
-        for guard in self.guards:
-            if guard.startswith("#"):
-                lines.append(guard)
-            else:
-                lines += f"{lead}{guard}".split("\n")
-                lead = "and "
-        return lines if lead else [*lines, "True"]
 
     def _match_arguments(self) -> None:
-        """Write the guards of each argument, those of static ones first: they fail fastest."""
+        """Write the guards of all arguments, those of static ones first: they fail fastest."""
+        args, kwargs = self.entry.spec[3:]
+        names, n, keys = self.names, len(args) - 3, kwargs[2]
+        paths = [*self.signature.path_names(n), *map(self.signature.keyword_path, keys)]
         early: list[str] = []
         late: list[str] = []
-        for name, source, var, spec, guard in self._arguments(*self.entry.spec[3:]):
-            self.guards = early if type(spec) is Static or guard else late
-            # A class may have any name, as of several lines, and a metaclass that refuses it.
-            name_of_class = NAME.__get__(spec[1]) if type(spec) is tuple else "static"
-            kind = " ".join(name_of_class.replace(NUL, " ").split())
-            self.guards.append(f"# {name}: {guard or ('array' if spec is ARRAY else kind)}")
-            if guard:
-                self.guards.append(guard)
-            else:
-                self._match(var, source, spec)
-        # Comments among them go along with the guards that follow.
-        self.guards = early + late
-
-    def _arguments(self, args: Spec, kwargs: Spec) -> Iterator[tuple[str, str, str, Spec, str]]:
-        """Yield each argument: its name, its source, a variable for it, its spec; or a guard."""
-        names = self.names
-        by_name = dict(zip(kwargs[2], kwargs[3:], strict=True))
-        missing, count = names.constant("absent", absent), names.named(len)
-        positional = list(args[3:])
-        others: dict[str, tuple[str, str]] = {}
-        for parameter in self.signature.parameters:
+        for i, parameter in enumerate(self.signature.parameters):
             name = parameter.name
+            guard = f"{name} is {names['absent']}"
             if parameter.kind == Parameter.VAR_POSITIONAL:
-                yield f"*{name}", "", "", None, f"{count}({name}) == {len(positional)}"
-                for i, spec in enumerate(positional):
-                    item = f"{name}[{i}]"
-                    yield item, item, names.variable(f"{name}_{i}"), spec, ""
+                name, guard = f"*{name}", f"{names['len']}({name}) == {max(n - i, 0)}"
             elif parameter.kind == Parameter.VAR_KEYWORD:
-                found = [key for key in by_name if key not in others]
-                yield f"**{name}", "", "", None, self._has_keys(name, found)
-                for key in found:
-                    others[key] = f"{name}[{key!r}]", names.variable(f"{name}_{key}")
-            elif parameter.kind != Parameter.KEYWORD_ONLY and positional:
-                yield name, name, name, positional.pop(0), ""
-            elif name in by_name and parameter.kind != Parameter.POSITIONAL_ONLY:
-                others[name] = name, name
-            else:
-                yield name, "", "", None, f"{name} is {missing}"
+                others = [key for key, path in zip(keys, paths[n:], strict=True) if key != path]
+                name, guard = f"**{name}", self._has_keys(name, others)
+            if name not in paths:
+                early += [f"# {name}: {guard}", guard]
         # In the order of the spec, which that of arrays and static objects follows.
-        for key in kwargs[2]:
-            source, var = others[key]
-            yield source, source, var, by_name[key], ""
+        for path, spec in zip(paths, [*args[3:], *kwargs[3:]], strict=True):
+            self.guards = early if type(spec) is Static else late
+            # A class may have any name, as of several lines.
+            kind = " ".join(_name_of(spec[1]).split()) if type(spec) is tuple else "static"
+            self.guards.append(f"# {path}: {'array' if spec is ARRAY else kind}")
+            self._match(path if path.isidentifier() else names.variable(path), path, spec)
+        self.guards = early + late
 
     def _match(self, var: str, source: str, spec: Spec) -> None:
         """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
@@ -249,13 +292,12 @@ class Writer:
             self._match_static(var, source, spec)
         else:
             kind, cls, aux, *below = spec
-            guards.append(f"{names.named(type)}({inner}) is {names.named(cls)}")
+            guards.append(f"{names['type']}({inner}) is {names.of_class(cls)}")
             if kind == SEQUENCE:
                 if aux is not None:
                     # Its class may have been registered as another node since.
-                    nodes = names.constant("registered_nodes", registered_nodes)
-                    guards.append(f"{names.named(cls)} not in {nodes}")
-                guards.append(f"{names.named(len)}({var}) == {len(below)}")
+                    guards.append(f"{names.of_class(cls)} not in {names['registered_nodes']}")
+                guards.append(f"{names['len']}({var}) == {len(below)}")
                 parts = [f"{var}[{i}]" for i in range(len(below))]
             elif kind == DICT:
                 guards.append(self._has_keys(var, aux))
@@ -263,8 +305,8 @@ class Writer:
             elif kind == MODULE:
                 # Where another one is in the place of a field, reading it raises a `KeyError`.
                 fields = names.variable(f"{var}_fields")
-                read = f"{names.constant('fields_of', fields_of)}({var})"
-                guards.append(f"{names.named(len)}({fields} := {read}) == {len(aux)}")
+                read = f"{fields} := {names['fields_of']}({var})"
+                guards.append(f"{names['len']}({read}) == {len(aux)}")
                 parts = [f"{fields}[{name!r}]" for name in aux]
             else:
                 parts = self._match_node(var, aux, len(below))
@@ -276,21 +318,18 @@ class Writer:
         names = self.names
         if not keys:
             return f"not {var}"
+        expected = names.constant("keys", frozenset(keys))
         # A key of a class derived from `str` equals a text, too.
-        types = f"{{*{names.named(map)}({names.named(type)}, {var})}}"
-        str_types = names.constant("str_types", _STR_TYPES)
-        return (
-            f"{var}.keys() == {names.constant('keys', frozenset(keys))} and {types} == {str_types}"
-        )
+        types = f"{{*{names['map']}({names['type']}, {var})}}"
+        return f"{var}.keys() == {expected} and {types} == {names['str_types']}"
 
     def _match_node(self, var: str, metadata: Any, n: int) -> list[str]:
         names = self.names
         flat, below = names.variable(f"{var}_flat"), names.variable(f"{var}_children")
-        flatten = names.constant("flatten", flatten_one_level)
-        self.guards.append(f"({flat} := {flatten}({var})) is not None")
+        self.guards.append(f"({flat} := {names['flatten_one_level']}({var})) is not None")
         self._match_static(names.variable(f"{var}_metadata"), f"{flat}[1]", metadata)
-        children = f"{names.named(tuple)}({flat}[0])"
-        self.guards.append(f"{names.named(len)}({below} := {children}) == {n}")
+        children = f"{names['tuple']}({flat}[0])"
+        self.guards.append(f"{names['len']}({below} := {children}) == {n}")
         return [f"{below}[{i}]" for i in range(n)]
 
     def _match_array(self, var: str, source: str) -> None:
@@ -300,10 +339,8 @@ class Writer:
             var = names.variable(f"{var}_array")
             source = f"{var} := {source}"
         self.arrays.append(var)
-        array = names.constant("Array", ArrayImpl)
-        refused = names.constant("NotImplemented", NotImplemented)
-        other = f"({var} := {names.named(as_array)}({var})) is not {refused}"
-        self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
+        other = f"({var} := {names['as_array']}({var})) is not {names['NotImplemented']}"
+        self.guards.append(f"({names['type']}({source}) is {names['Array']}{_OR}{other})")
 
     def _match_static(self, var: str, source: str, spec: Any) -> None:
         self.statics.append(var)
@@ -311,44 +348,37 @@ class Writer:
             source = f"({var} := {source})"
         if spec.ask:
             # Its class may have been registered as a node since.
-            flatten = self.names.constant("flatten", flatten_one_level)
-            self.guards.append(f"{flatten}({source}) is None")
+            self.guards.append(f"{self.names['flatten_one_level']}({source}) is None")
             source = var
         self._match_key(var, source, spec.key)
 
     def _match_key(self, var: str, bound: str, key: Any) -> None:
         names = self.names
-        plain = key if type(key) in THEMSELVES else None
-        if type(key) is tuple and key[1] is float:
-            [number] = struct.unpack("d", key[3])
+        # The rest of a key in this form are its parts.
+        reader, kind, _, *parts = key if type(key) is tuple else (None, type(key), None)
+        plain = key if kind in THEMSELVES else None
+        if kind is float:
+            [number] = struct.unpack("d", parts[0])
             # Zeros have two signs, and NaN equals nothing.
             plain = number if number and number == number else None
         if isinstance(key, weakref.ref):
             # Not as a constant: the entry goes with the object.
             self.guards.append(f"{bound} is {names.constant(f'ref_{var}', key)}() is not None")
         elif plain is not None:
-            # Python refuses to write out integers of thousands of digits.
-            is_large = type(plain) is int and plain.bit_length() > 64
-            text = "large" if is_large else f"{plain!s:.20}"
-            constant = names.constant(f"{type(plain).__name__}_{text}", plain)
-            kind = names.named(type(plain))
-            self.guards.append(
-                f"({bound} is {constant}{_OR}{names.named(type)}({var}) is {kind}"
-                f" and {var} == {constant})"
-            )
-        elif key is None or (type(key) is tuple and key[1] is bool):
-            self.guards.append(f"{bound} is {key and key[3]}")
-        elif type(key) is tuple and key[:2] == (ITEMS, tuple) and len(key) <= _MAX_ITEMS:
-            # As the metadata of many nodes: tuples of tuples.
-            self.guards.append(f"{names.named(type)}({bound}) is {names.named(tuple)}")
-            self.guards.append(f"{names.named(len)}({var}) == {len(key) - 3}")
-            for i, part in enumerate(key[3:]):
+            constant = names.constant(f"{kind.__name__}_{short(plain, _LONGEST_NAME)}", plain)
+            is_kind = f"{names['type']}({var}) is {names.of_class(kind)}"
+            self.guards.append(f"({bound} is {constant}{_OR}{is_kind} and {var} == {constant})")
+        elif key is None or kind is bool:
+            self.guards.append(f"{bound} is {key and parts[0]}")
+        elif reader == ITEMS and kind is tuple:
+            # As the metadata of many nodes, and the sizes of layers.
+            self.guards.append(f"{names['type']}({bound}) is {names['tuple']}")
+            self.guards.append(f"{names['len']}({var}) == {len(parts)}")
+            for i, part in enumerate(parts):
                 child = names.variable(f"{var}_{i}")
                 self._match_key(child, f"({child} := {var}[{i}])", part)
         else:
-            self.guards.append(
-                f"{names.constant('same', same)}({bound}, {names.constant('key', key)})"
-            )
+            self.guards.append(f"{names['same']}({bound}, {names.constant('key', key)})")
 
     def _make(self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any]) -> str:
         """Return the expression of a part of the output, which statements may make before."""
@@ -367,45 +397,39 @@ class Writer:
             self._make(f"{hint}_{label}", child, arrays, statics)
             for label, child in zip(_labels(spec), below, strict=True)
         ]
+        name = names.variable(hint)
         if kind == MODULE:
-            return self._module(names.variable(hint), cls, list(zip(aux, parts, strict=True)))
-        if metadata:
-            unflatten = names.constant("unflatten", unflatten_node)
-            return self._expression(
-                hint, f"{unflatten}({names.named(cls)}, {metadata}, [", parts, "])"
+            self._make_module(name, cls, dict(zip(aux, parts, strict=True)))
+            return name
+        if kind == NODE:
+            made = (
+                f"{names['unflatten_node']}({names.of_class(cls)}, {metadata}, [{_listed(parts)}])"
             )
-        if kind == DICT:
+        elif kind == DICT:
             items = [f"{key!r}: {part}" for key, part in zip(aux, parts, strict=True)]
-            return self._expression(hint, "{", items, "}")
-        if cls is list:
-            return self._expression(hint, "[", parts, "]")
-        if aux is None:
-            return self._expression(hint, "(", parts, ")")
-        if aux:
-            new = names.constant("new_tuple", tuple.__new__)
-            return self._expression(hint, f"{new}({names.named(cls)}, (", parts, "))")
-        return self._expression(hint, f"{names.named(cls)}(", parts, ")")
-
-    def _expression(self, hint: str, head: str, items: list[str], tail: str) -> str:
-        name = self.names.variable(hint)
-        self.body += wrapped(f"{name} = {head}", items, tail)
+            made = f"{{{_listed(items)}}}"
+        elif cls is list:
+            made = f"[{_listed(parts)}]"
+        elif aux is None:
+            made = _tuple_of(parts)
+        elif aux:
+            made = f"{names['new_tuple']}({names.of_class(cls)}, {_tuple_of(parts)})"
+        else:
+            made = f"{names.of_class(cls)}({_listed(parts)})"
+        self.body.append(f"{name} = {made}")
         return name
 
-    def _module(self, name: str, cls: type, values: list[tuple[str, str]]) -> str:
+    def _make_module(self, name: str, cls: type, values: dict[str, str]) -> None:
         names = self.names
-        plain = _plain_class(cls, tuple([field for field, _ in values]))
+        plain = _plain_class(cls, *values)
         if plain is not None:
             self.body.append(f"{name} = {names.constant('Fields', plain)}()")
-            self.body += [f"{name}.{field} = {value}" for field, value in values]
-            self.body.append(f"{name}.__class__ = {names.named(cls)}")
-            return name
-        fields = names.variable(f"{name}_fields")
-        self.body.append(
-            f"{name} = {names.constant('new_object', object.__new__)}({names.named(cls)})"
-        )
-        self.body.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
-        self.body += [f"{fields}[{field!r}] = {value}" for field, value in values]
-        return name
+            self.body += [f"{name}.{field} = {value}" for field, value in values.items()]
+            self.body.append(f"{name}.__class__ = {names.of_class(cls)}")
+            return
+        self.body.append(f"{name} = {names['new_object']}({names.of_class(cls)})")
+        fields = [f"{field!r}: {value}" for field, value in values.items()]
+        self.body.append(f"{names['fields_of']}({name}).update({{{_listed(fields)}}})")
 
     def _static(self, hint: str, slot: int, value: Any) -> str:
         if slot >= 0:
@@ -414,56 +438,55 @@ class Writer:
         return repr(value) if is_literal else self.names.constant(hint, value)
 
 
-_STR_TYPES = {str}
-
-
-class _Parts(dict[str, Any]):
-    """Parts of the template; other names are those of builtins, or of new variables."""
-
-    def __init__(self, names: Constants, **constants: Any):
-        super().__init__({hint: names.constant(hint, value) for hint, value in constants.items()})
-        self._names = names
-
-    def __missing__(self, hint: str) -> str:
-        # A parameter may be called as a builtin.
-        known = vars(builtins).get(hint)
-        name = self._names.variable(hint) if known is None else self._names.named(known)
-        return self.setdefault(hint, name)
-
-
 def _labels(spec: Any) -> Sequence[Any]:
     """Return what tells the children of a node apart, for names of variables."""
-    kind, cls, aux = spec[:3]
-    n = len(spec) - 3
-    if kind in (DICT, MODULE):
-        return aux
-    fields = cls._fields if kind == SEQUENCE and aux is not None else ()
-    return fields if len(fields) == n else range(n)
+    return spec[2] if spec[0] in (DICT, MODULE) else range(len(spec) - 3)
 
 
-def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
-    """Return a class whose objects get these fields, and then this class; None if they can't."""
-    # Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
-    # Python function, and refuses.
-    if not all(map(can_be_written, fields)):
-        return None
-    plain = _plain_class_of(fields)
+@functools.lru_cache(maxsize=1024)
+def _plain_class(cls: type, *fields: str) -> type | None:
+    """Return a class whose objects get these fields, and then this class; None if they can't.
+
+    Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
+    Python function, and refuses.
+    """
+    # Both classes must have got their `__dict__` on top of the same base.
+    base: Any = eqx.Module.__base__
+    plain = type("Fields", (base,), {"__hash__": object.__hash__})
     trial = plain()
     try:
-        trial.__class__ = kind
+        trial.__class__ = cls
     except TypeError:
         # Slots, for instance, make for another layout.
         return None
     # Or it would be finalized as one of the user's.
     object.__setattr__(trial, "__class__", plain)
-    return plain
+    # Python reads `µ` (micro) as `μ` (mu).
+    return plain if all(map(str.isascii, fields)) else None
 
 
-@functools.lru_cache(maxsize=1024)
-def _plain_class_of(_fields: tuple[str, ...]) -> type:
-    # One for each set of fields: Python lays out the objects of a class by what they get.
-    base: type = eqx.Module
-    while base.__dictoffset__ and base.__base__:
-        # Both classes must have got their `__dict__` on top of the same base.
-        base = base.__base__
-    return type("Fields", (base,), {"__hash__": object.__hash__})
+def _listed(items: list[str]) -> str:
+    """Return what stands within brackets: items on one line, or each on its own."""
+    line = ", ".join(items)
+    if len(line) <= _LONGEST_LIST:
+        return line
+    return "\n" + "".join([f"    {item},\n" for item in items])
+
+
+def _tuple_of(items: list[str]) -> str:
+    return f"({items[0]},)" if len(items) == 1 else f"({_listed(items)})"
+
+
+def _define(source: str, qualname: str, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """Return the function `make_call` of a source, which tracebacks and debuggers show."""
+    # A name may hold anything, but Python's compiler takes no NUL.
+    title = qualname.replace("\0", "?")
+    filename = f"{GENERATED_FOLDER}/{title}-{next(_serial)}"
+    # Not into the function's globals, because the circle would keep it until garbage collection.
+    definitions: dict[str, Any] = {}
+    exec(compile(source, filename, "exec"), namespace, definitions)
+    make_call = definitions["make_call"]
+    # No modification time: `linecache.checkcache` then leaves the entry alone.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    weakref.finalize(make_call.__code__, linecache.cache.pop, filename, None)
+    return make_call
