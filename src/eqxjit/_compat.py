@@ -351,17 +351,6 @@ def warning_filters() -> Any:
     return getattr(warnings, "_get_filters", lambda: warnings.filters)()
 
 
-# --- Caches -----------------------------------------------------------------------------------
-
-try:
-    # The functions that `equinox.clear_caches()` calls.
-    from equinox._caches import cache_clears as _cache_clears
-except ImportError:
-    _cache_clears = []
-
-#: Makes `equinox.clear_caches()` call a function, too.
-clear_with_equinox: Callable[[Callable[[], None]], None] = _cache_clears.append
-
 # --- Upstream's wrappers ----------------------------------------------------------------------
 
 try:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from .._compat import MISSING, clear_with_equinox
+from .._compat import MISSING
 from .._diagnostics.history import Check, History
 from .._fast.signature import Signature
 from .._places import CallSite, Place, place_of, stub_at, wrapped_by
@@ -314,7 +314,6 @@ class _Tables:
         self.owner = None if owner is None else weakref.ref(owner)
         #: Of each the references that drop it, and when it was last used.
         self.by_key: dict[Hashable, list[Any]] = {}
-        _all_tables.add(weakref.ref(self, _all_tables.discard))
 
     def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
         """Return the table of a key, which is made if there is none."""
@@ -339,20 +338,8 @@ class _Tables:
 
 _clock = itertools.count()
 _lock = threading.RLock()
-_all_tables: set[weakref.ref[_Tables]] = set()
 # Those of what has no function below it, such as a Module.
 _shared = _Tables(None)
-
-
-def clear_tables() -> None:
-    """Have new wrappers compile again; as in Equinox, living ones keep what was compiled."""
-    for ref in _all_tables.copy():
-        tables = ref()
-        if tables is not None:
-            tables.by_key.clear()
-
-
-clear_with_equinox(clear_tables)
 
 
 def _tables_of(innermost: types.FunctionType | None) -> _Tables:

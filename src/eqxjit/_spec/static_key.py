@@ -27,9 +27,6 @@ from .._compat import ArrayImpl, fields_of, native
 #: object counts as unchanged, another one is asked by `==`. A warm call looks at each entry.
 MAX_PARTS = 100
 
-# Deeper ones count as too large, because reading them takes a frame for each level.
-_MAX_DEPTH = 100
-
 # An array of more bytes is kept in its key as a digest.
 _MAX_BYTES = 4096
 
@@ -142,7 +139,7 @@ _FALSE = (NUMBER, bool, None, False)
 
 
 class _TooLarge(Exception):
-    """A container has more entries than `MAX_PARTS`, or is nested too deeply."""
+    """A container has more entries than `MAX_PARTS`."""
 
 
 def static_key(value: Any) -> Hashable:
@@ -155,7 +152,7 @@ def static_key(value: Any) -> Hashable:
         return _TRUE if value else _FALSE
     # A list of one number, because all levels count towards the same bound.
     try:
-        return _key(value, [MAX_PARTS], 0)
+        return _key(value, [MAX_PARTS])
     except _TooLarge:
         return Opaque(value, True)
 
@@ -168,7 +165,7 @@ def same(value: Any, key: Hashable) -> bool:
     return static_key(value) == key
 
 
-def _key(value: Any, left: list[int], depth: int) -> Hashable:
+def _key(value: Any, left: list[int]) -> Hashable:
     kind = type(value)
     if kind in THEMSELVES:
         return value
@@ -182,16 +179,15 @@ def _key(value: Any, left: list[int], depth: int) -> Hashable:
             return _by_identity(value)
         read = _reader_of_class(kind)
     # One in a container counts as unchanged if it is the very object, as for `==`.
-    return Opaque(value, depth > 0) if read is None else read(value, left, depth)
+    return Opaque(value, left[0] < MAX_PARTS) if read is None else read(value, left)
 
 
-def _keys(parts: Collection[Any], left: list[int], depth: int) -> list[Hashable]:
+def _keys(parts: Collection[Any], left: list[int]) -> list[Hashable]:
     """Return the keys of the parts of a container."""
     left[0] -= len(parts)
-    if left[0] < 0 or depth == _MAX_DEPTH:
+    if left[0] < 0:
         raise _TooLarge
-    depth += 1
-    return [part if type(part) in THEMSELVES else _key(part, left, depth) for part in parts]
+    return [part if type(part) in THEMSELVES else _key(part, left) for part in parts]
 
 
 def _by_identity(value: Any) -> Hashable:
@@ -210,10 +206,10 @@ def _by_identity(value: Any) -> Hashable:
 
 # --- What is read of an object, for its key -------------------------------------------------------
 
-_Reader = Callable[[Any, list[int], int], Hashable]
+_Reader = Callable[[Any, list[int]], Hashable]
 
 
-def _complex(value: complex, left: list[int], depth: int) -> Hashable:
+def _complex(value: complex, left: list[int]) -> Hashable:
     return (NUMBER, complex, None, _bits(value.real) + _bits(value.imag))
 
 
@@ -222,14 +218,14 @@ def _bits(value: float) -> bytes:
     return struct.pack("d", value) if value == value else _NAN
 
 
-def _items(value: Any, left: list[int], depth: int) -> Hashable:
+def _items(value: Any, left: list[int]) -> Hashable:
     # Not by iterating: the `__iter__` of a subclass has no say.
     base: type = tuple if issubclass(type(value), tuple) else list
     items = base.__getitem__(value, slice(None))
-    return (ITEMS, type(value), None, *_keys(items, left, depth))
+    return (ITEMS, type(value), None, *_keys(items, left))
 
 
-def _pairs(value: dict[Any, Any], left: list[int], depth: int) -> Hashable:
+def _pairs(value: dict[Any, Any], left: list[int]) -> Hashable:
     # Unlike for `==`, the order of the items matters: a function may go through them.
     cls: type = dict
     if isinstance(value, collections.OrderedDict):
@@ -237,23 +233,23 @@ def _pairs(value: dict[Any, Any], left: list[int], depth: int) -> Hashable:
     # An item counts once.
     left[0] += len(value)
     parts = [*cls.keys(value), *cls.values(value)]
-    return (PAIRS, type(value), None, *_keys(parts, left, depth))
+    return (PAIRS, type(value), None, *_keys(parts, left))
 
 
-def _elements(value: Any, left: list[int], depth: int) -> Hashable:
+def _elements(value: Any, left: list[int]) -> Hashable:
     base: type = set if issubclass(type(value), set) else frozenset
     copied = base.copy(value)
     # With their number: a set can hold several NaN.
-    return (OTHER, type(value), None, len(copied), frozenset(_keys(copied, left, depth)))
+    return (OTHER, type(value), None, len(copied), frozenset(_keys(copied, left)))
 
 
-def _method(value: types.MethodType, left: list[int], depth: int) -> Hashable:
+def _method(value: types.MethodType, left: list[int]) -> Hashable:
     # Methods compare their `__self__` by identity.
-    fun = _key(value.__func__, left, 0)
+    fun = _key(value.__func__, left)
     return (OTHER, types.MethodType, None, fun, _by_identity(value.__self__))
 
 
-def _array(value: Any, left: list[int], depth: int) -> Hashable:
+def _array(value: Any, left: list[int]) -> Hashable:
     weak_type, array, kind = None, value, type(value)
     if issubclass(kind, jax.Array):
         # Keys of random numbers have a dtype that only JAX has.
@@ -271,17 +267,17 @@ def _array(value: Any, left: list[int], depth: int) -> Hashable:
     return Opaque(value, True, (array.dtype, array.shape, content, weak_type))
 
 
-def _module(value: eqx.Module, left: list[int], depth: int) -> Hashable:
+def _module(value: eqx.Module, left: list[int]) -> Hashable:
     fields = fields_of(value)
-    return (OTHER, type(value), (*fields,), *_keys(fields.values(), left, depth))
+    return (OTHER, type(value), (*fields,), *_keys(fields.values(), left))
 
 
 def _fields(names: tuple[str, ...]) -> _Reader:
     """Return what reads these attributes, which are all that the objects' `==` compares."""
 
-    def read(value: Any, left: list[int], depth: int) -> Hashable:
+    def read(value: Any, left: list[int]) -> Hashable:
         parts = [getattr(value, name) for name in names]
-        return (FIELDS, type(value), names, *_keys(parts, left, depth))
+        return (FIELDS, type(value), names, *_keys(parts, left))
 
     return read
 

@@ -288,15 +288,9 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
 
 def read_node(value: Any) -> tuple[list[str], list[Any], Any]:
     """Return what follows the path of a node of JAX's registry, its children, and its metadata."""
-    try:
-        keyed, metadata = default_registry.flatten_one_level_with_keys(value)  # type: ignore[misc]
-        keyed = [*keyed]
-        return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed], metadata
-    except Exception:
-        # A key's `__str__`, or a flatten with keys of the user's, which calls don't need.
-        values, metadata = _flatten_one_level(value)  # type: ignore[misc]
-        values = [*values]
-        return [f"[{i}]" for i in range(len(values))], values, metadata
+    keyed, metadata = default_registry.flatten_one_level_with_keys(value)  # type: ignore[misc]
+    keyed = [*keyed]
+    return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed], metadata
 
 
 # --- Arrays of calls ------------------------------------------------------------------------------
