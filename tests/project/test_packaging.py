@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import eqxjit
-from eqxjit._switches import switch
+from eqxjit._text import switch
 from tests.support.processes import ROOT, python, start
 
 _DOWNSTREAM = pathlib.Path(__file__).parent / "downstream"

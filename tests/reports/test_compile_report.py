@@ -2,14 +2,12 @@
 
 import time
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
 
 import eqxjit
 from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
-from tests.support.places import shown
 from tests.support.sides import CALLS
 
 X = jnp.arange(3.0)
@@ -89,44 +87,6 @@ def test_seconds_are_a_functions_own():
         if is_outer_ours:
             [trace] = jitted.traces()
             assert sum(own) == pytest.approx(trace.seconds.tracing, rel=0.01)
-
-
-def unrolled(model, x):
-    for _ in range(100):
-        x = model(x)
-    return x
-
-
-@needs("jax._src.source_info_util", why="no line of the user's stands out")
-def test_an_unrolled_loop_is_named():
-    @eqxjit.filter_jit
-    def rolled(model, x):
-        return jax.lax.fori_loop(0, 100, lambda _, x: model(x), x)
-
-    # Of many equations, half must be made by one line.
-    @eqxjit.filter_jit
-    def spread(model, x):
-        for _ in range(100):
-            x = x + 1
-        for _ in range(100):
-            x = x + 2
-        return x
-
-    f, model = eqxjit.filter_jit(unrolled), eqx.nn.Linear(3, 3, key=jax.random.key(0))
-    with eqxjit.compile_report() as report:
-        for each in (f, rolled, spread):
-            each(model, X)
-    found = rows(report)
-    line = unrolled.__code__.co_firstlineno + 2
-    n_equations = found["unrolled"].equations or 0
-    assert n_equations >= 200
-    assert found["unrolled"].busiest_line == f"{shown(__file__)}:{line} ({n_equations:,})"
-    assert (found["rolled"].equations or 99) < 20
-    assert found["rolled"].busiest_line == found["spread"].busiest_line == ""
-    [note] = report.notes()
-    assert "unrolled" in note
-    assert "jax.lax.scan" in note
-    assert f.traces()[0].equations == n_equations
 
 
 def test_ahead_of_time_and_jaxs_own_operations():

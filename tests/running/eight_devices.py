@@ -220,16 +220,6 @@ HARMLESS = {
 }
 
 
-@pytest.fixture(params=["Shardy", "GSPMD"])
-def _partitioner(request):
-    """GSPMD marks shardings by foreign calls."""
-    before = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", request.param == "Shardy")
-    yield
-    jax.config.update("jax_use_shardy_partitioner", before)
-
-
-@pytest.mark.usefixtures("_partitioner")
 @pytest.mark.parametrize("axes", [(), ("data",), ("data", "model")])
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_which_programs_over_devices_are_waited_for(kind, axes):
@@ -237,12 +227,6 @@ def test_which_programs_over_devices_are_waited_for(kind, axes):
     # A function of its own: those of one function share what was compiled.
     assert not classed(lambda x: HARMLESS[kind](x), x)
     assert classed(lambda x: HARMLESS[kind](eqx.error_if(x, x > 1, "above")), x)
-
-
-# --- Transformations, compiling ahead of time -------------------------------------------------
-
-
-_BOTH = {"equinox": eqx.filter_jit, "eqxjit": eqxjit.filter_jit}
 
 
 # --- Training ---------------------------------------------------------------------------------
@@ -264,10 +248,9 @@ def test_training(split):
     def trained(filter_jit, where, batch_sharding):
         jitted = Counted(filter_jit, step, donate="all-except-first")
         model = eqx.nn.MLP(8, 8, 16, 2, key=jr.key(0))
-        state = optimizer.init(eqx.filter(model, eqx.is_array))
+        tree = model, optimizer.init(eqx.filter(model, eqx.is_array))
         model, state = jax.tree.map(
-            lambda leaf: jax.device_put(leaf, where(leaf)) if eqx.is_array(leaf) else leaf,
-            (model, state),
+            lambda leaf: jax.device_put(leaf, where(leaf)) if eqx.is_array(leaf) else leaf, tree
         )
         losses = []
         for data in np.random.default_rng(0).normal(size=(12, 2, 16, 8)).astype(np.float32):
@@ -280,17 +263,18 @@ def test_training(split):
             losses.append(value)
         assert jitted.traces == 1
         assert losses[-1] < losses[0]
-        return model, state, losses
+        return arrays(model), arrays(state), losses
 
     def spread(leaf):
         return over(*["data"] * (split and leaf.ndim > 0))
 
-    ours, theirs = (trained(fj, spread, over(None, "data")) for fj in _BOTH.values())
+    ours, theirs = (
+        trained(f, spread, over(None, "data")) for f in (eqxjit.filter_jit, eqx.filter_jit)
+    )
     alone = trained(eqx.filter_jit, lambda _: jax.devices()[0], jax.devices()[0])
-    assert_same(arrays(ours), arrays(theirs))
+    assert_same(ours, theirs)
     assert placements(ours) == placements(theirs)
-    for leaf, twin in zip(arrays(ours), arrays(alone), strict=True):
-        np.testing.assert_allclose(leaf, twin, rtol=1e-3, atol=1e-5)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), ours, alone)
 
 
 # --- Packing ----------------------------------------------------------------------------------

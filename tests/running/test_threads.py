@@ -71,16 +71,8 @@ def test_nested_wrappers_traced_at_once(filter_jit):
 
 @both
 def test_contexts_of_single_threads(filter_jit):
-    """Configuration is a thread's own: one in x64 must not change the others' dtypes.
-
-    Both are compiled before the race: first calls that race under different dtypes fail in one run
-    of seven with `jax.jit` itself (jax 0.10.2, `RuntimeProgramInputMismatch`).
-    """
-
-    @filter_jit
-    def f(x):
-        return x * 2, jnp.linspace(0.0, 1.0, 3)
-
+    """Configuration is a thread's own: one in x64 must not change the others' dtypes."""
+    f = filter_jit(lambda x: (x * 2, jnp.linspace(0.0, 1.0, 3)))
     numbers = np.linspace(0.0, 1.0, 7)
 
     def work(i, calls=20):
@@ -90,6 +82,7 @@ def test_contexts_of_single_threads(filter_jit):
                 outputs = f(numbers)
             assert {output.dtype.itemsize for output in outputs} == {8 if wide else 4}
 
+    # Before the race: first calls that race under different dtypes can fail with `jax.jit`, too.
     work(0, calls=1)
     work(1, calls=1)
     race(work)
@@ -112,7 +105,7 @@ def test_a_runtime_error_is_that_of_its_own_thread():
 
     def work(i):
         bad = [(-X, i), (X, i, True), (X, [i, {1}])]
-        for step in range(30):
+        for step in range(12):
             with pytest.raises((eqx.EquinoxRuntimeError, KeyError, ValueError)) as caught:
                 f(*bad[step % 3])
             assert f"an error of thread {i}!" in str(caught.value) or "hash" in str(caught.value)
@@ -148,8 +141,8 @@ def test_first_calls_of_one_structure_or_shape_trace_no_more_often_than_jax_jit(
         assert len(traces) == before
         return before
 
-    ours = [traces_in_a_race(eqxjit.filter_jit) for _ in range(8)]
-    theirs = [traces_in_a_race(jax.jit) for _ in range(8)]
+    ours = [traces_in_a_race(eqxjit.filter_jit) for _ in range(4)]
+    theirs = [traces_in_a_race(jax.jit) for _ in range(4)]
     assert max(ours) <= max(theirs)
 
 
@@ -170,7 +163,7 @@ def test_caches_cleared_in_between(clear):
     action = clears.get(clear, gc.collect)
 
     def work(i):
-        for step in range(12):
+        for step in range(6):
             if i == 0:
                 action()
                 time.sleep(0.005)

@@ -16,7 +16,7 @@ from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
 from .._places import trimming
 from .._spec.tree import arrays_of, as_array, combine, is_transformed, split
-from .._switches import switch
+from .._text import switch
 from .entry import Call, Entry, Output
 from .errors import (
     array_error,
@@ -124,12 +124,12 @@ class CallHandler:
         # None also where another thread traces: this call waited for it, within JAX.
         trace = entry.end()
         table.n_hits += trace is None
-        traced = can_raise = None
+        jaxpr = lowered = can_raise = None
         # A transformed program is a part of another one, which can't be read. So is one that is
         # called on arrays alone, if it refers to the axis of a `vmap` by its name.
         if not is_transforming() and not is_transformed(output):
-            traced = _traced(call)
-            can_raise = traced is None or may_raise(traced.lower().compiler_ir("stablehlo"))
+            jaxpr, lowered = _program(call)
+            can_raise = lowered is None or may_raise(lowered.compiler_ir("stablehlo"))
         entry.classify(can_raise)
         if entry.is_recompiled and trace is None:
             table.history.recompile(call)
@@ -140,7 +140,7 @@ class CallHandler:
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
-                table.history.finish(trace, traced and traced.jaxpr, table.info().hits)
+                table.history.finish(trace, jaxpr, lowered, table.info().hits)
         return self.combine(output, call)
 
     def combine(self, output: Output, call: Call) -> Any:
@@ -220,8 +220,7 @@ class CallHandler:
         # There is no program yet: the first call reads it.
         entry.classify(None)
         if trace is not None:
-            traced = _traced(call)
-            table.history.finish(trace, traced and traced.jaxpr, table.info().hits)
+            table.history.finish(trace, *_program(call), table.info().hits)
         return call, staged, trace
 
     # --- Errors -------------------------------------------------------------------------------
@@ -234,7 +233,7 @@ class CallHandler:
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
         if trace is not None and trace._is_made:
-            table.history.finish(trace, None, table.info().hits)
+            table.history.finish(trace, None, None, table.info().hits)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         table.drop_untraced(entry)
         if isinstance(error, Exception) and (trace is None or trace._is_made):
@@ -266,17 +265,19 @@ class _OnError(contextlib.AbstractContextManager[None]):
             self.action(error, *self.args)
 
 
-def _traced(call: Call) -> Any:
-    """Return JAX's record of what a call has traced; None if it holds none any more."""
+def _program(call: Call) -> tuple[Any, Any]:
+    """Return the jaxpr of a call that JAX has made, and that lowered; None for each without."""
     # `EQX_ON_ERROR=breakpoint` replaces `jax.jit`.
-    trace = getattr(call.entry.jitted, "trace", None)
-    # From JAX's caches, fastest for arrays that say no more than their types; those may have been
-    # cleared meanwhile.
-    with contextlib.suppress(NotInFlight):
-        return trace and trace(
-            *[x.aval if type(x) is ArrayImpl and not x.committed else x for x in call.flat]
-        )
-    return None
+    if not hasattr(call.entry.jitted, "trace"):
+        return None, None
+    # Served from JAX's caches: fastest for arrays that say no more than their types.
+    flat = [x.aval if type(x) is ArrayImpl and not x.committed else x for x in call.flat]
+    try:
+        traced = call.entry.jitted.trace(*flat)
+    except NotInFlight:
+        # They were cleared meanwhile.
+        return None, None
+    return traced.jaxpr, traced.lower()
 
 
 def canonical(array: Any) -> Any:

@@ -5,9 +5,9 @@ import inspect
 import itertools
 import sys
 import threading
-import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -232,7 +232,11 @@ class Function:
         # As metadata of a pytree node, copies of a wrapper that JAX unflattens compare by this.
         self.key = static_key(options), spec
         # A frozen function's spec holds its arrays, which nothing else is to hold.
-        self.table = table or _shared_table(fun, self.key, options)
+        self.table = table or _tables_of(fun).get(
+            # Much code wraps where it calls, and reading a signature takes longer than such a call.
+            self.key,
+            lambda: Table(Signature(fun, *names_of(fun)), options, place_of(fun)),
+        )
         self.signature = self.table.signature
         self.attributes = {
             attribute: getattr(fun, attribute)
@@ -249,7 +253,7 @@ class Function:
     def stand_ins(self, content: Any) -> tuple[Any, Any]:
         """Return two functions that stand for a wrapper's name and content when it is pickled."""
         code = stub_at(CallSite("<eqxjit>", 1))
-        made: list[Any] = [types.FunctionType(code, {}, name) for name in STAND_INS]
+        made: list[Any] = [FunctionType(code, {}, name) for name in STAND_INS]
         for stand_in in made:
             stand_in.__module__ = self.attributes["__module__"]
             stand_in.__qualname__ = f"{self.signature.qualname}.{stand_in.__name__}"
@@ -265,14 +269,6 @@ class Function:
 
     def __hash__(self) -> int:
         return hash(self.key)
-
-
-def _shared_table(fun: Any, key: Hashable, options: Options) -> Table:
-    innermost = innermost_function(fun)
-    # Much code wraps where it calls, and reading a signature takes longer than such a call.
-    return _tables_of(innermost).get(
-        key, lambda: Table(Signature(fun, *names_of(fun)), options, place_of(fun, innermost))
-    )
 
 
 def names_of(fun: Any) -> tuple[str, str]:
@@ -342,8 +338,9 @@ _lock = threading.RLock()
 _shared = _Tables(None)
 
 
-def _tables_of(innermost: types.FunctionType | None) -> _Tables:
-    """Return the tables of what has this function below it."""
+def _tables_of(fun: Any) -> _Tables:
+    """Return the tables that lie on the Python function below a callable."""
+    innermost = next((below for below in wrapped_by(fun) if type(below) is FunctionType), None)
     if innermost is None:
         return _shared
     with _lock:
@@ -352,8 +349,3 @@ def _tables_of(innermost: types.FunctionType | None) -> _Tables:
         if tables is None or tables.owner() is not innermost:
             tables = vars(innermost)[_ATTRIBUTE] = _Tables(innermost)
         return tables
-
-
-def innermost_function(fun: Any) -> types.FunctionType | None:
-    """Return the Python function below a callable, which keeps its tables."""
-    return next((below for below in wrapped_by(fun) if type(below) is types.FunctionType), None)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from .._core.ahead import CompileCost
 from .._core.errors import split_named
 from .._core.options import Options
-from .._core.table import Function, Table, innermost_function, names_of
+from .._core.table import Function, Table, names_of
 from .._core.wrapper import (
     BoundJitFunction,
     JitFunction,
@@ -253,7 +253,7 @@ def _frozen(
     statics = [value.array if type(value) is _Constant else value for value in statics]
     names = names_of(fun)
     signature = Signature(partial, *names, wrapper=name)
-    table = Table(signature, options, place_of(fun, innermost_function(fun)), check=check)
+    table = Table(signature, options, place_of(fun), check=check)
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 

@@ -7,8 +7,7 @@ from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
 from .._places import CallSite
-from .._switches import switch
-from .._text import short, times
+from .._text import short, switch, times
 from .differences import Difference, listed, with_remedies_once
 from .trace import Trace
 

@@ -1,7 +1,5 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
-import functools
-import html
 import json
 import os
 import pathlib
@@ -15,30 +13,25 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._places import CallSite, innermost_line
-from .._text import times
+from .._compat import compiled_source
+from .._places import JAX_FILES, CallSite, innermost_line
+from .._text import bytes_text, times
 from .events import listeners
-from .html import block, table
+from .html import block, paragraph, table
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
-from .trace import COMPILING, Seconds, TraceList
+from .trace import COMPILING, Memory, Seconds, Trace, TraceList
 
 # The latest.
 _MAX_EVENTS = 100_000
 
-# Fewer operations outside of any jit aren't worth a note.
+# Fewer operations outside of any jit aren't worth a note, nor fewer bytes.
 _MANY_OPERATIONS = 10
+_MANY_BYTES = 2**20
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
 <meta name="viewport" content="width=device-width"><title>What was compiled</title>
-<style>@media (max-width: 40em) {{
-  .eqxjit thead {{ display: none }}
-  .eqxjit tr {{ display: block; padding: .5em 0; border-top: 1px solid gray }}
-  .eqxjit td {{ display: block; text-align: left !important; border: 0 !important }}
-  .eqxjit td:empty {{ display: none }}
-  .eqxjit td::before {{ content: attr(data-heading) ": "; opacity: .6 }}
-}}</style>
-<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">{}
+<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1200px">{}
 """
 
 
@@ -51,9 +44,8 @@ class ReportRow(NamedTuple):
         that were traced meanwhile, and what was compiled meanwhile.
     - `share`: the part of the report's total seconds, from 0 to 1.
     - `persistent_cache_hits`: how many of its programs came from JAX's persistent cache.
-    - `equations`: the size of its largest jaxpr, nested ones included; `None` for a function that
-        isn't under eqxjit's `filter_jit`.
-    - `busiest_line`: the user's line that made most of those equations, if one stands out.
+    - `largest`: its trace with the most equations, which has their number, their lines and the
+        program's memory; `None` for a function that isn't under eqxjit's `filter_jit`.
     - `reason`: the most repeated reason for which it was traced again, and how often.
     """
 
@@ -62,9 +54,57 @@ class ReportRow(NamedTuple):
     seconds: Seconds
     share: float
     persistent_cache_hits: int
-    equations: int | None
-    busiest_line: str
+    largest: Trace | None
     reason: str
+
+    @property
+    def equations(self) -> int | None:
+        """The size of its largest jaxpr, nested ones included."""
+        return None if self.largest is None else self.largest.equations
+
+    @property
+    def memory(self) -> Memory | None:
+        """What XLA takes for that program."""
+        return None if self.largest is None else self.largest.memory
+
+    @property
+    def is_never_cached(self) -> bool:
+        """Whether JAX's persistent cache, which is on, never holds that program."""
+        config: Any = jax.config
+        is_on = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
+        return bool(is_on and self.largest and self.largest.has_host_callback)
+
+    def notes(self) -> list[str]:
+        """Return what to know about its size, its memory and the persistent cache."""
+        if self.largest is None:
+            return []
+        notes: list[str] = []
+        program, memory = self.largest.program, self.memory
+        if program is not None:
+            if program.lines:
+                lines = [f"\n    {line}" for line in program.lines]
+                notes.append(f"{program.equations:,} equations, most of them by{''.join(lines)}")
+            notes += program.notes
+            arrays = program.largest_arrays
+            # XLA fuses others away.
+            if memory and arrays and memory.temporaries >= max(arrays[0].bytes, _MANY_BYTES):
+                notes.append(
+                    f"it takes {bytes_text(memory.temporaries)} on the way. The largest arrays: "
+                    f"{'; '.join(map(str, arrays))}. `jax.checkpoint` keeps fewer for a gradient; "
+                    "others may be made block by block (`jax.lax.map` with `batch_size`)."
+                )
+            saves = program.donation_saves
+            if memory and not memory.donated and saves >= _MANY_BYTES:
+                notes.append(
+                    f"it returns {bytes_text(saves)} of arrays with the shapes of its arguments: "
+                    'where these aren\'t used again, `filter_jit(donate="all")` saves that much.'
+                )
+        if self.is_never_cached:
+            notes.append(
+                "it never comes from JAX's persistent cache, because it calls Python "
+                "(`eqx.error_if`, `jax.debug.print`, Diffrax without `throw=False`)."
+            )
+        return [f"{self.function}: {note}" for note in notes]
 
 
 def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> ReportRow:
@@ -74,11 +114,9 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
         setattr(seconds, span.phase, spent)
     # A program that is compiled for another device has no trace, nor has JAX's function.
     traces = _traces_of(spans)
-    largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
-    recompiled = [difference for trace in traces for difference in trace.recompiled]
-    found = [difference for trace in traces for difference in trace.differences]
-    reasons = Counter((each.category, each.path) for each in (*found, *recompiled))
+    found = [each for trace in traces for each in (*trace.differences, *trace.recompiled)]
     reason = ""
+    reasons = Counter((each.category, each.path) for each in found)
     for (category, path), count in reasons.most_common(1):
         often = f" ({times(count)})" if count > 1 else ""
         reason = f"{category}{': ' if path else ''}{path}{often}"
@@ -88,8 +126,7 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
         seconds=seconds,
         share=seconds.total / total_seconds if total_seconds else 0.0,
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
-        equations=None if largest is None else largest.equations,
-        busiest_line="" if largest is None else largest.busiest_line,
+        largest=max(traces, key=lambda trace: trace.equations or 0, default=None),
         reason=reason,
     )
 
@@ -131,12 +168,12 @@ class CompileReport:
 
     def notes(self) -> list[str]:
         """Return remarks on functions that stand out, and on operations outside of any."""
-        return [*self._note_on_operations(), *self._notes_on_functions()]
+        of_functions = [note for row in self.rows for note in row.notes()]
+        return [*self._note_on_operations(), *of_functions]
 
     def _note_on_operations(self) -> list[str]:
         # Phases of one function come one after another.
-        spans = [s for s in self.spans if s.depth == 0 and s.trace is None and s.called_by]
-        spans = [span for span in spans if _is_operation(span.function)]
+        spans = [span for span in self.spans if span.depth == 0 and span.called_by]
         seconds, total = sum([span.seconds for span in spans]), self.total_seconds
         n = sum([span.phase == COMPILING for span in spans])
         if n < _MANY_OPERATIONS or seconds < total / 4:
@@ -154,15 +191,6 @@ class CompileReport:
         return [
             f"{seconds / total:.0%} of the time went into {n} operations outside of any jit, most "
             f"of it from `{function}` ({line}): call them in a jitted function."
-        ]
-
-    def _notes_on_functions(self) -> list[str]:
-        return [
-            f"{row.function}: one line makes most of its {row.equations:,} equations: "
-            f"{row.busiest_line}. A loop in Python is unrolled: use `jax.lax.scan` or "
-            "`jax.lax.fori_loop`, or `jax.vmap` where the steps don't depend on each other."
-            for row in self.rows
-            if row.busiest_line
         ]
 
     @property
@@ -201,8 +229,8 @@ class CompileReport:
         title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
         cells = [(row.function, *_columns(row).values(), row.reason) for row in rows]
         headings = ("function", *_columns(rows[0]), "traced again for")
-        notes = "".join([f"<p>{html.escape(note)}</p>" for note in self.notes()])
-        return block(title, timeline_html(self.spans), table(headings, cells), notes)
+        notes = map(paragraph, self.notes())
+        return block(title, timeline_html(self.spans), table(headings, cells), *notes)
 
     def __repr__(self) -> str:
         rows = self.rows
@@ -226,27 +254,19 @@ class CompileReport:
 
 def _columns(row: ReportRow) -> dict[str, str]:
     """Return the text of each column of numbers, by its heading."""
+    memory = row.memory
     return {
         "traces": str(row.traces),
         "trace s": f"{row.seconds.tracing:.3f}",
         "lower s": f"{row.seconds.lowering:.3f}",
         "compile s": f"{row.seconds.compiling:.3f}",
         "share": f"{row.share:.0%}",
-        "cached": str(row.persistent_cache_hits),
+        "cached": "never" if row.is_never_cached else str(row.persistent_cache_hits),
         "size": "" if row.equations is None else f"{row.equations:,}",
+        "arguments": "" if memory is None else bytes_text(memory.arguments),
+        "outputs": "" if memory is None else bytes_text(memory.outputs),
+        "on the way": "" if memory is None else bytes_text(memory.temporaries),
     }
-
-
-@functools.cache
-def _names_of_operations() -> set[str]:
-    modules = (jax.lax, jax.numpy, jax.numpy.linalg, jax.numpy.fft, jax.random, jax.nn)
-    return {name for module in modules for name in dir(module)}
-
-
-def _is_operation(function: str) -> bool:
-    """Return whether a function under `jax.jit` is one of JAX's own, by its name."""
-    name, names = function.removeprefix("_"), _names_of_operations()
-    return name in names or (name != function and name.partition("_")[0] in names)
 
 
 @contextmanager
@@ -258,8 +278,9 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
         start = time.perf_counter() - begun - seconds
         thread = threading.current_thread()
         span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
-        if record is None:
-            span = span._replace(called_by=innermost_line(sys._getframe(1)))
+        frame = sys._getframe(1)
+        if record is None and compiled_source(frame).startswith(JAX_FILES):
+            span = span._replace(called_by=innermost_line(frame))
         report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)

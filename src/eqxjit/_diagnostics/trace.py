@@ -3,14 +3,16 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+from .._compat import has_host_callback, memory_of
 from .._places import CallSite, Place
-from .._text import short
+from .._text import bytes_text, short
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, distance, listed, of_functions
 from .html import block, table
+from .size import Program, program_of
 
 # With how many of those before it a trace is compared.
 MAX_COMPARED = 16
@@ -41,6 +43,23 @@ class Seconds:
         return f"{self.total:.3g} s ({', '.join(parts)})"
 
 
+class Memory(NamedTuple):
+    """The bytes that XLA takes for a program.
+
+    - `arguments`, `outputs`: for these; `donated`: how many are for both.
+    - `temporaries`: for what it makes on the way.
+    """
+
+    arguments: int
+    outputs: int
+    donated: int
+    temporaries: int
+
+    def __str__(self) -> str:
+        arguments, outputs, _, temporaries = map(bytes_text, self)
+        return f"{arguments} of arguments, {outputs} of outputs, {temporaries} on the way"
+
+
 @dataclasses.dataclass(eq=False, repr=False)
 class Trace:
     """One trace of a function.
@@ -51,12 +70,8 @@ class Trace:
         `src/train.py:31`.
     - `seconds`: how long it took.
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
-    - `equations`: the size of the jaxpr, nested ones included; `None` where it wasn't looked at,
-        because it became part of an outer program.
     - `recompiled`: how the calls differed for which JAX compiled its program again, without a
         trace: by another device or sharding, mostly.
-    - `busiest_line`: the user's line that made most of the equations, and how many, as
-        `"model.py:12 (4,000)"`; empty where no line stands out.
     """
 
     function: str
@@ -65,8 +80,6 @@ class Trace:
     _: dataclasses.KW_ONLY
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
     from_persistent_cache: bool = False
-    equations: int | None = None
-    busiest_line: str = ""
     recompiled: list[Difference] = dataclasses.field(default_factory=list)
 
     # For those who make it: of the function, of the call, and of JAX.
@@ -95,6 +108,12 @@ class Trace:
     # How many of JAX's phases were under way in its thread when it began.
     _depth: int = 0
     _explanation: "tuple[tuple[Difference, ...], int | None] | None" = None
+    # What JAX has made, weakly: it holds constants of the user's.
+    _jaxpr: Callable[[], Any] = lambda: None
+    _lowering: Callable[[], Any] = lambda: None
+    _program: Program | None = None
+    _memory: Memory | None = None
+    _has_host_callback: bool = False
 
     # --- The explanation, made when it is read ------------------------------------------------
 
@@ -156,6 +175,39 @@ class Trace:
                 "its text nor its hash shows"
             )
         return Difference("cache evicted or cleared", "", "", why)
+
+    # --- What it made, found out when it is read ----------------------------------------------
+
+    @property
+    def program(self) -> Program | None:
+        """Its equations, lines, loops and large arrays.
+
+        `None` where it became part of an outer program, or was first read when JAX had dropped it.
+        """
+        jaxpr = self._jaxpr()
+        if self._program is None and jaxpr is not None:
+            self._program = program_of(jaxpr)
+        return self._program
+
+    @property
+    def equations(self) -> int | None:
+        """The size of the jaxpr, nested ones included; `None` without a `program`."""
+        return None if self.program is None else self.program.equations
+
+    @property
+    def memory(self) -> Memory | None:
+        """What XLA takes for it; `None` where that isn't there without compiling it again."""
+        stats = None if self._memory else memory_of(self._lowering())
+        if stats is not None:
+            names = "argument", "output", "alias", "temp"
+            self._memory = Memory(*[getattr(stats, f"{name}_size_in_bytes") for name in names])
+        return self._memory
+
+    @property
+    def has_host_callback(self) -> bool:
+        """Whether its program calls Python, so that JAX's persistent cache never holds it."""
+        self._has_host_callback = self._has_host_callback or has_host_callback(self._lowering())
+        return self._has_host_callback
 
     # --- Texts --------------------------------------------------------------------------------
 
