@@ -102,10 +102,12 @@ class Compiled(CallableBySlot):
     def __init__(self, handler: CallHandler, entry: Entry, description: Any, bound: Arguments):
         self.compiled: jax.stages.Compiled = entry.jitted
         self._bound = args, keywords = bound
-        unbound = CallableBySlot() if args or keywords else self
-        self._handler = _CompiledCallHandler(handler, entry, description, unbound)
-        if unbound is not self:
+        if args or keywords:
+            unbound = Compiled(handler, entry, description, ((), {}))
+            self._handler = unbound._handler
             connect(self, functools.partial(unbound, *args, **keywords))
+        else:
+            self._handler = _CompiledCallHandler(handler, entry, description, self)
 
     def __copy__(self) -> "Compiled":
         # Not by its slots: a handler fills the one wrapper that it has.

@@ -121,23 +121,23 @@ class Table:
     def add(self, entry: Entry) -> Entry:
         """Add an entry in place of the least used; return another thread's, if that was first."""
         added = self.entries.setdefault(entry.spec, entry)
-        added.last_used = next(self._clock)
         if added is entry:
             entry.watches = watch(self, entry.spec)
-            # A call of a fast path leaves no trace but a hit and, in C, its place in the list.
-            for fast in self.fasts[::-1]:
-                if fast.hits > fast.hits_before:
-                    fast.hits_before = fast.hits
-                    fast.entry.last_used = next(self._clock)
-            maxsize = self.options.maxsize
-            while maxsize is not None and len(self.entries) > maxsize:
-                # In one C call, because other threads and garbage collection change the dict.
-                least_used = min(list(self.entries.values()), key=lambda each: each.last_used)
-                least_used.invalidate(
-                    f"its entry was the least recently used of more than {maxsize}; with that many "
-                    "static structures in use, raise `maxsize`"
-                )
-                self.drop(least_used.spec)
+        # A call of a fast path leaves no trace but a hit and, in C, its place in the list.
+        for fast in self.fasts[::-1]:
+            if fast.hits > fast.hits_before:
+                fast.hits_before = fast.hits
+                fast.entry.last_used = next(self._clock)
+        added.last_used = next(self._clock)
+        maxsize = self.options.maxsize
+        while maxsize is not None and len(self.entries) > maxsize:
+            # In one C call, because other threads and garbage collection change the dict.
+            least_used = min(list(self.entries.values()), key=lambda each: each.last_used)
+            least_used.invalidate(
+                f"its entry was the least recently used of more than {maxsize}; with that many "
+                "static structures in use, raise `maxsize`"
+            )
+            self.drop(least_used.spec)
         return added
 
     def drop(self, spec: Spec) -> None:
