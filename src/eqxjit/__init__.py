@@ -11,8 +11,6 @@ from ._core.options import Options as _Options
 from ._core.traced import currently_jitting
 from ._core.wrapper import (
     _blank,
-    _found_or_blank,
-    _named,
     _wrap,
     fast_filter_jit,
     filter_jit,
@@ -58,7 +56,7 @@ for _module in (_sys.modules[__name__], types):
         _value.__module__ = _module.__name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.
-for _value in (_blank, _found_or_blank, _named, _wrap, _from_skeleton, _Pattern):
+for _value in (_blank, _wrap, _from_skeleton, _Pattern):
     _value.__module__ = __name__
 _Options.__module__, _Options.__qualname__ = __name__, "_Options"
 

@@ -36,7 +36,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 58:
+    if getattr(_native, "INTERFACE", None) != 59:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.

@@ -5,7 +5,7 @@ import functools
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,6 @@ from .._diagnostics.description import Description, describe
 from .._diagnostics.trace import Trace
 from .._spec.static_key import CONSTANTS
 from .._spec.tree import Spec, arrays_of, count_arrays, split
-
-if TYPE_CHECKING:
-    from .table import Function
 
 # C reads the flags of an entry where they lie.
 _Flags: type = object if native is None else native.Flags
@@ -36,7 +33,8 @@ class Call:
     - `entry`: the entry that serves it, once it is looked up.
     """
 
-    function: "Function"
+    # A `Function` of `table.py`.
+    function: Any
     fun_arrays: tuple[Any, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -118,7 +116,7 @@ class Entry(_Flags):
     - `invalidations`: when and why it was dropped; its traces share the list.
     """
 
-    def __init__(self, spec: Spec, function: "Function", n_fun: int):
+    def __init__(self, spec: Spec, function: Any, n_fun: int):
         options = function.options
         self.spec = spec
         self.name = function.signature.name

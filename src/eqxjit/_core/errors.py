@@ -21,7 +21,6 @@ from .._compat import (
     last_runtime_error,
     runtime_error_text,
 )
-from .._places import is_users_module
 from .._spec.static_key import static_key
 from .._spec.tree import Spec, _split, _split_leaf, split
 from .._text import short
@@ -35,7 +34,7 @@ def runtime_error(error: BaseException) -> BaseException | None:
     # Not `isinstance`: JAX raises no subclasses, users do.
     if type(error) not in (JaxRuntimeError, ValueError):
         return None
-    text = str(error)
+    text = _text_of(error)
     if f"{CALLBACK_ERROR_NAME}: " not in text:
         return None
     message, stack = last_runtime_error()
@@ -50,6 +49,11 @@ def runtime_error(error: BaseException) -> BaseException | None:
     frames = [part for part in stack[: marks[-1] if marks else None] if isinstance(part, str)]
     shown = "".join(reversed(frames or [part for part in stack if isinstance(part, str)]))
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the text of an error of JAX's; what holds anything else is the user's."""
+    return error.args[0] if error.args and isinstance(error.args[0], str) else ""
 
 
 # How XLA and JAX begin to say that a buffer was deleted.
@@ -69,7 +73,7 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
     # Not `isinstance`: users raise subclasses.
     if kind not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
         return None
-    text = str(error)
+    text = _text_of(error)
     is_twice = any(beginning in text for beginning in _DONATED_TWICE)
     same: dict[Any, list[str]] = collections.defaultdict(list)
     for path, leaf in arrays:
@@ -196,9 +200,9 @@ def raise_named(error: BaseException, named: Callable[..., Any], *args: Any) -> 
 
 
 def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:
-    """Return a clearer error than that of `split`; None for one of the user's."""
-    # A signal handler may raise a `TimeoutError` anywhere.
-    if isinstance(error, OSError) or is_users_module(type(error).__module__):
+    """Return a clearer error than that of `split`, if it is Python's or JAX's."""
+    # Not `isinstance`: users raise subclasses, and a signal handler others.
+    if type(error) not in (TypeError, ValueError, RecursionError):
         return None
     # What was being taken apart, outside in, because to try again would run the user's code again.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

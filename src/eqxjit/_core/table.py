@@ -15,7 +15,7 @@ import equinox as eqx
 from .._compat import MISSING
 from .._diagnostics.history import Check, History
 from .._fast.signature import Signature
-from .._places import CallSite, Place, place_of, stub_at, wrapped_by
+from .._places import Place, place_of, wrapped_by
 from .._spec.static_key import referents, static_key
 from .._spec.tree import Spec, combine
 from .._text import short
@@ -32,9 +32,6 @@ _CALLS_PER_TURN = 64
 # How many differently wrapped forms of one function (`filter_grad(f)`, `partial(f, ...)`, other
 # options), and how many functions that have no `__dict__`, share tables.
 _MAX_TABLES = 128
-
-#: Attributes of a wrapper, by which picklers find out if they take it by name or by value.
-STAND_INS = ("__eqxjit_name__", "__eqxjit_content__")
 
 
 class CacheInfo(NamedTuple):
@@ -249,17 +246,6 @@ class Function:
     def __repr__(self) -> str:
         # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
         return f"<{self.signature.qualname}{inspect.Signature(self.signature.parameters)}>"
-
-    def stand_ins(self, content: Any) -> tuple[Any, Any]:
-        """Return two functions that stand for a wrapper's name and content when it is pickled."""
-        code = stub_at(CallSite("<eqxjit>", 1))
-        made: list[Any] = [FunctionType(code, {}, name) for name in STAND_INS]
-        for stand_in in made:
-            stand_in.__module__ = self.attributes["__module__"]
-            stand_in.__qualname__ = f"{self.signature.qualname}.{stand_in.__name__}"
-        made[1].content = content
-        # The same ones each time, in any thread: picklers compare them by identity.
-        return vars(self).setdefault("_stand_ins", tuple(made))
 
     def combine(self, arrays: Sequence[Any]) -> Any:
         return combine(self.spec, iter(arrays), iter(self.statics))

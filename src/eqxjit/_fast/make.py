@@ -93,8 +93,9 @@ def link(wrapper: Any, handler: Any) -> None:
     """Have a wrapper call the fast paths of its handler in turn, then the slow path."""
     function, otherwise = handler.function, handler.slow_call
     if native is not None:
-        parts = handler.fun_arrays, function.statics, function.signature.keywords_by_position
-        connect(wrapper, otherwise, handler, handler.fasts, *parts)
+        names = function.signature.keywords_by_position
+        parts = handler, handler.fun_arrays, function.statics, names, handler.fasts
+        connect(wrapper, otherwise, *parts)
         return
     for fast in reversed(handler.fasts):
         otherwise = fast.instantiate(handler, otherwise)
