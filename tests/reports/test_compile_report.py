@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
 from tests.support.places import shown
 from tests.support.sides import CALLS
 
@@ -19,7 +18,6 @@ def rows(report):
     return {row.function: row for row in report.rows}
 
 
-@needs(*LOOKED_AT_FOR_STAGING, why="an addition is traced, to ask whether JAX is tracing")
 def test_rows_of_nested_and_foreign_functions(capsys):
     @eqxjit.filter_jit
     def inner(x):

@@ -362,3 +362,25 @@ def test_a_dataclass_that_gets_another_equality():
     del cls, f
     gc.collect()
     assert ref() is None
+
+
+@pytest.mark.parametrize("n", [98, 100, 102])
+@pytest.mark.parametrize("kind", ["list", "set", "dict", "depth"])
+def test_a_change_in_place_is_seen_up_to_the_bound(kind, n):
+    """Past it, of parts or of depth, the very object is taken to be unchanged."""
+    inner = [1]
+    nested = functools.reduce(lambda within, _: [within], range(n - 1), inner)
+    value, change = {
+        "list": (parts := [*range(n)], lambda: parts.append(parts.pop() + 1)),
+        "set": (numbers := {*range(n)}, lambda: numbers.add(numbers.pop() + n)),
+        "dict": (items := dict.fromkeys(range(n)), lambda: items.update({0: 1})),
+        "depth": (nested, lambda: inner.append(inner.pop() + 1)),
+    }[kind]
+    f = eqxjit.filter_jit(lambda holder, x: x)
+    holder = Holder(value)
+    for _ in range(CALLS):
+        f(holder, 1.0)
+    change()
+    for _ in range(CALLS):
+        f(holder, 1.0)
+    assert f.cache_info().traces == 1 + (n <= 100)

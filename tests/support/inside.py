@@ -5,7 +5,6 @@ Beside this, a test may import the unit that it tests, and use what of it has no
 
 from typing import Any
 
-from eqxjit._core import function as _function
 from eqxjit._diagnostics import history as _history
 
 
@@ -24,9 +23,6 @@ def blocks(wrapper: Any) -> list[bool]:
     entries = [*table(wrapper).entries.values()]
     assert not any(entry.pending or entry.unclassified for entry in entries)
     return [entry.must_wait for entry in entries]
-
-
-clear_tables = _function.clear_tables
 
 
 def forget_families() -> None:

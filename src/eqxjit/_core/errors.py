@@ -21,6 +21,7 @@ from .._compat import (
     last_runtime_error,
     runtime_error_text,
 )
+from .._diagnostics.advice import for_unhashable
 from .._spec.static_key import static_key
 from .._spec.tree import Spec, _split, _split_leaf, split
 from .._text import short
@@ -225,8 +226,7 @@ def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError |
         return ValueError(
             f"The static value `{path}` of type `{type(value).__name__}` can't be hashed: "
             f"{reason}. Everything that isn't an array is static, and static values must be "
-            "hashable and comparable: make it an array, a tuple or a frozen dataclass, or give its "
-            "class an `__eq__` and a `__hash__`."
+            f"hashable and comparable: {for_unhashable(value)}."
         )
     if path and type(value) in (dict, collections.defaultdict):
         return ValueError(

@@ -117,10 +117,9 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
     traces = _traces_of(spans)
     found = [each for trace in traces for each in (*trace.differences, *trace.recompiled)]
     reason = ""
-    reasons = Counter((each.category, each.path) for each in found)
-    for (category, path), count in reasons.most_common(1):
+    for cause, count in Counter(each.cause for each in found).most_common(1):
         often = f" ({times(count)})" if count > 1 else ""
-        reason = f"{category}{': ' if path else ''}{path}{often}"
+        reason = f"{cause}{often}"
     return ReportRow(
         function=function,
         traces=max(len(traces), sum([span.phase == COMPILING for span in spans])),
