@@ -7,7 +7,6 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 """
 
 import logging
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -267,15 +266,11 @@ def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
 CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 
-def _is_for_logs(record: logging.LogRecord) -> bool:
-    """Return whether a record isn't of a failed `eqx.error_if`, which is raised anyway."""
-    error = record.exc_info[1] if record.exc_info else None
-    return type(error).__name__ != CALLBACK_ERROR_NAME
-
-
-# JAX logs inside the callback, before any `except` of ours. One permanent filter that looks at the
-# exception replaces the two changes of the logger that upstream makes on every call.
-logging.getLogger("jax._src.callback").addFilter(_is_for_logs)
+# JAX logs a failed `eqx.error_if`, which is raised anyway, inside the callback. One permanent
+# filter, by the exception, replaces the two that upstream adds and removes on every call.
+logging.getLogger("jax._src.callback").addFilter(
+    lambda record: type((record.exc_info or (None, None))[1]).__name__ != CALLBACK_ERROR_NAME
+)
 
 try:
     # JAX leaves frames of these files out of tracebacks, and of the places that it logs.
@@ -326,16 +321,6 @@ def may_raise(module: Any) -> bool:
         # JAX no longer lowers to a module that can be walked.
         return True
     return False
-
-
-# --- Warnings ---------------------------------------------------------------------------------
-
-
-def warning_filters() -> Any:
-    """Return the filters of warnings, the first to match first."""
-    # Not `warnings.filterwarnings`, which takes nothing but a regular expression. Since Python 3.14
-    # the filters may be a context's.
-    return getattr(warnings, "_get_filters", lambda: warnings.filters)()
 
 
 # --- Upstream's wrappers ----------------------------------------------------------------------

@@ -4,7 +4,6 @@ Reads the specs of the arguments and of the output; `native.c` does the same by 
 """
 
 import builtins
-import functools
 import itertools
 import keyword
 import linecache
@@ -15,8 +14,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import Parameter
 from typing import Any
-
-import equinox as eqx
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import GENERATED_FOLDER, trim
@@ -399,7 +396,10 @@ class Writer:
         ]
         name = names.variable(hint)
         if kind == MODULE:
-            self._make_module(name, cls, dict(zip(aux, parts, strict=True)))
+            fields = names.variable(f"{name}_fields")
+            self.body.append(f"{name} = {names['new_object']}({names.of_class(cls)})")
+            self.body.append(f"{fields} = {names['fields_of']}({name})")
+            self.body += [f"{fields}[{f!r}] = {v}" for f, v in zip(aux, parts, strict=True)]
             return name
         if kind == NODE:
             made = (
@@ -419,18 +419,6 @@ class Writer:
         self.body.append(f"{name} = {made}")
         return name
 
-    def _make_module(self, name: str, cls: type, values: dict[str, str]) -> None:
-        names = self.names
-        plain = _plain_class(cls, *values)
-        if plain is not None:
-            self.body.append(f"{name} = {names.constant('Fields', plain)}()")
-            self.body += [f"{name}.{field} = {value}" for field, value in values.items()]
-            self.body.append(f"{name}.__class__ = {names.of_class(cls)}")
-            return
-        self.body.append(f"{name} = {names['new_object']}({names.of_class(cls)})")
-        fields = [f"{field!r}: {value}" for field, value in values.items()]
-        self.body.append(f"{names['fields_of']}({name}).update({{{_listed(fields)}}})")
-
     def _static(self, hint: str, slot: int, value: Any) -> str:
         if slot >= 0:
             return self.statics[slot]
@@ -441,28 +429,6 @@ class Writer:
 def _labels(spec: Any) -> Sequence[Any]:
     """Return what tells the children of a node apart, for names of variables."""
     return spec[2] if spec[0] in (DICT, MODULE) else range(len(spec) - 3)
-
-
-@functools.lru_cache(maxsize=1024)
-def _plain_class(cls: type, *fields: str) -> type | None:
-    """Return a class whose objects get these fields, and then this class; None if they can't.
-
-    Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
-    Python function, and refuses.
-    """
-    # Both classes must have got their `__dict__` on top of the same base.
-    base: Any = eqx.Module.__base__
-    plain = type("Fields", (base,), {"__hash__": object.__hash__})
-    trial = plain()
-    try:
-        trial.__class__ = cls
-    except TypeError:
-        # Slots, for instance, make for another layout.
-        return None
-    # Or it would be finalized as one of the user's.
-    object.__setattr__(trial, "__class__", plain)
-    # Python reads `µ` (micro) as `μ` (mu).
-    return plain if all(map(str.isascii, fields)) else None
 
 
 def _listed(items: list[str]) -> str:
