@@ -130,10 +130,11 @@ class Table:
         while maxsize is not None and len(self.entries) > maxsize:
             # In one C call, because other threads and garbage collection change the dict.
             least_used = min(list(self.entries.values()), key=lambda each: each.last_used)
-            least_used.invalidate(
-                f"its entry was the least recently used of more than {maxsize}; with that many "
-                "static structures in use, raise `maxsize`"
-            )
+            reason = f"its entry was the least recently used of more than {maxsize}"
+            # Only the user can change the bound.
+            if self.place.is_users:
+                reason += "; with that many static structures in use, raise `maxsize`"
+            least_used.invalidate(reason)
             self.drop(least_used.spec)
         return added
 
