@@ -82,9 +82,12 @@ def test_what_a_user_meets_is_of_a_public_class():
     made += [report, report.rows[0], report.spans[0]]
     trace = wrapped.traces()[1]
     made += [trace, trace.seconds, trace.call_site, trace.differences[0]]
+    made += [trace.program, trace.memory]
     assert {type(thing) for thing in made} == {*PUBLIC_CLASSES} - {
         eqxjit.Packed,
         eqxjit.TooManyTracesError,
+        # Of a megabyte or more.
+        eqxjit.types.MadeArray,
     }
 
 
