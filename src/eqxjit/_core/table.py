@@ -103,9 +103,10 @@ class Table:
         self._n_slow = 0
         self._clock = itertools.count()
 
-    def __del__(self) -> None:
-        # How often a family of functions was called counts those that are gone.
-        if self.history.family is not None and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # How often a family of functions was called counts those that are gone. At the exit this
+        # module may be empty.
+        if self.history.family is not None and not is_finalizing():
             self.history.family.hits_of_gone += self.info().hits
 
     def find(self, spec: Spec) -> Entry | None:
