@@ -35,7 +35,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 57:
+    if getattr(_native, "INTERFACE", None) != 59:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -322,17 +322,6 @@ def may_raise(module: Any) -> bool:
         return True
     return False
 
-
-# --- Caches -----------------------------------------------------------------------------------
-
-try:
-    # The functions that `equinox.clear_caches()` calls.
-    from equinox._caches import cache_clears as _cache_clears
-except ImportError:
-    _cache_clears = []
-
-#: Makes `equinox.clear_caches()` call a function, too.
-clear_with_equinox: Callable[[Callable[[], None]], None] = _cache_clears.append
 
 # --- Upstream's wrappers ----------------------------------------------------------------------
 

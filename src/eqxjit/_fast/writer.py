@@ -18,9 +18,18 @@ from typing import Any
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import GENERATED_FOLDER, trim
 from .._spec.static_key import ITEMS, THEMSELVES, Static, same
-from .._spec.tree import ARRAY, DICT, MODULE, NODE, SEQUENCE, Spec, is_transformed, parts_of
+from .._spec.tree import (
+    ARRAY,
+    DICT,
+    MODULE,
+    NODE,
+    SEQUENCE,
+    Spec,
+    as_array,
+    is_transformed,
+    parts_of,
+)
 from .._text import short
-from .numpy_inputs import as_array
 from .signature import Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -176,7 +185,7 @@ class Writer:
 
     def __init__(self, function: Any, entry: Any):
         # The first of its traces' outputs; `finish_fast` makes others.
-        self.out = entry.outs[0]
+        self.out = entry.out
         if len(parts_of(entry.spec)) + len(parts_of(self.out.spec)) > MAX_NODES:
             raise TooLarge
         self.signature: Signature = function.signature
@@ -214,13 +223,10 @@ class Writer:
         fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
         fun_statics = [names.variable(f"fun_static_{i}") for i in range(self.n_fun_statics)]
         self._match_arguments()
-        n, arrays = entry.n_first, self.arrays
         # The function's may be NumPy's, too.
-        self.arrays = []
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
         self.statics = [*fun_statics, *self.statics]
-        self.guards += [f"{self.statics[i]} is {self.statics[j]}" for i, j in entry.aliases]
         out_arrays: list[str] = []
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
         output = self._make("out", self.out.spec, out_arrays, statics)
@@ -237,7 +243,7 @@ class Writer:
             guards="\n".join(guards).removesuffix(" and") or "True",
             arguments=_listed(signature.forwarded()),
             values=signature.values,
-            inputs=_listed([*arrays[:n], *self.arrays, *arrays[n:]]),
+            inputs=_listed(self.arrays),
             statements="\n".join(self.body),
             output=output,
         )
