@@ -243,21 +243,6 @@ def test_warm_calls_are_fast_whatever_was_traced_before():
 
 
 @both
-def test_equinox_forgets_for_functions_wrapped_later(filter_jit):
-    def f(x):
-        traces.append(x)
-        return x * 2
-
-    traces = []
-    living = filter_jit(f)
-    for clear, expected in ((lambda: None, 1), (eqx.clear_caches, 2)):
-        clear()
-        for _ in range(CALLS):
-            assert living(jnp.ones(2)).tolist() == filter_jit(f)(jnp.ones(2)).tolist() == [2, 2]
-        assert len(traces) == expected
-
-
-@both
 def test_an_axis_that_no_argument_is_mapped_over(filter_jit):
     """A call on arrays alone is a part of the program that `vmap` transforms all the same."""
     x = jnp.arange(3.0)

@@ -3,8 +3,10 @@
 Beside this, a test may import the unit that it tests, and use what of it has no underscore.
 """
 
+import gc
 from typing import Any
 
+from eqxjit._core import table as _table
 from eqxjit._diagnostics import history as _history
 
 
@@ -23,6 +25,13 @@ def blocks(wrapper: Any) -> list[bool]:
     entries = [*table(wrapper).entries.values()]
     assert not any(entry.pending or entry.unclassified for entry in entries)
     return [entry.must_wait for entry in entries]
+
+
+def clear_tables() -> None:
+    """Drop the programs of all functions."""
+    for found in gc.get_objects():
+        if type(found) is _table.Table:
+            found.clear()
 
 
 def forget_families() -> None:

@@ -45,6 +45,7 @@ traces: list[Any] = []
 @pytest.fixture(autouse=True)
 def _no_traces():
     eqx.clear_caches()
+    clear_tables()
     traces.clear()
 
 

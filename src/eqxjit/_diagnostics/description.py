@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes
 from .._places import CallSite, captured, code_of, is_users, is_users_module, transformation_of
-from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, Static, static_key
+from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Opaque, Static, static_key
 from .._spec.tree import ARRAY, NODE, children, is_array, read_node
 from .._text import counted, short
 
@@ -370,7 +370,7 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
     suffixes, values, metadata = read_node(value)
     if cls in WRAPPERS:
         # Around anybody's function.
-        part = NodePart(name, hash(metadata.options.key), detail=" with other options")
+        part = NodePart(name, hash(static_key(metadata.options)), detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
     specs = spec[3:] or [_UNSPLIT] * (len(values) if len(values) <= _MAX_ENTRIES else 0)
     if cls is jax.tree_util.Partial:
@@ -483,7 +483,7 @@ def _nature(key: Hashable, value: Any) -> str:
         return "slice"
     if kind is types.MethodType:
         return "method"
-    if not isinstance(key, (weakref.ref, Identity)):
+    if type(key) is tuple or kind.__eq__ is not object.__eq__:
         return ""
     if isinstance(value, functools.partial):
         return "partial"
