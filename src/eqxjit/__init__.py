@@ -3,6 +3,7 @@
 from eqxjit import filter_jit  # instead of: from equinox import filter_jit
 """
 
+import importlib.metadata as _metadata
 import sys as _sys
 import typing as _typing
 
@@ -11,8 +12,6 @@ from ._core.options import Options as _Options
 from ._core.traced import currently_jitting
 from ._core.wrapper import (
     _blank,
-    _found_or_blank,
-    _named,
     _wrap,
     fast_filter_jit,
     filter_jit,
@@ -58,7 +57,7 @@ for _module in (_sys.modules[__name__], types):
         _value.__module__ = _module.__name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.
-for _value in (_blank, _found_or_blank, _named, _wrap, _from_skeleton, _Pattern):
+for _value in (_blank, _wrap, _from_skeleton, _Pattern):
     _value.__module__ = __name__
 _Options.__module__, _Options.__qualname__ = __name__, "_Options"
 
@@ -69,7 +68,5 @@ else:
     def __getattr__(name: str) -> str:
         # Looked up when it is asked for: that takes longer than any import here.
         if name == "__version__":
-            from importlib.metadata import version
-
-            return globals().setdefault(name, version(__name__))
+            return _metadata.version(__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

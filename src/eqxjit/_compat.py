@@ -7,7 +7,7 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 """
 
 import logging
-import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import default_registry, tree_structure
 
-from ._switches import switch
+from ._text import switch
 
 
 def _do_nothing(*_: Any) -> Any:
@@ -35,7 +35,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 56:
+    if getattr(_native, "INTERFACE", None) != 59:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -117,14 +117,11 @@ flatten_one_level: Callable[[Any], tuple[Any, Any] | None] = default_registry.fl
 _LEAF = tree_structure(0)
 
 
-class _AllClasses:
+class _AllClasses(dict[type, Any]):
     """The fallback of the registered classes: each may be one."""
 
     def __contains__(self, kind: object) -> bool:
         return True
-
-    def get(self, kind: type) -> None:
-        return None
 
 
 try:
@@ -269,41 +266,32 @@ def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
 CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 
-def _is_for_logs(record: logging.LogRecord) -> bool:
-    """Return whether a record isn't of a failed `eqx.error_if`, which is raised anyway."""
-    error = record.exc_info[1] if record.exc_info else None
-    return type(error).__name__ != CALLBACK_ERROR_NAME
-
-
-# JAX logs inside the callback, before any `except` of ours. One permanent filter that looks at the
-# exception replaces the two changes of the logger that upstream makes on every call.
-logging.getLogger("jax._src.callback").addFilter(_is_for_logs)
+# JAX logs a failed `eqx.error_if`, which is raised anyway, inside the callback. One permanent
+# filter, by the exception, replaces the two that upstream adds and removes on every call.
+logging.getLogger("jax._src.callback").addFilter(
+    lambda record: type((record.exc_info or (None, None))[1]).__name__ != CALLBACK_ERROR_NAME
+)
 
 try:
     # JAX leaves frames of these files out of tracebacks, and of the places that it logs.
     from jax._src.source_info_util import register_exclusion as exclude_from_locations
-    from jax._src.source_info_util import user_frames as _user_frames
     from jax._src.traceback_util import register_exclusion as exclude_from_tracebacks
 except ImportError:
-    # Tracebacks and JAX's logs then show a few lines of ours, and no line of a program stands out.
-    exclude_from_locations = exclude_from_tracebacks = _user_frames = _do_nothing
+    # Tracebacks and JAX's logs then show a few lines of ours.
+    exclude_from_locations = exclude_from_tracebacks = _do_nothing
 
 
 # --- Lowered programs -------------------------------------------------------------------------
 
 
-# Custom calls that JAX emits itself and that report trouble by NaNs or not at all. A target that
-# isn't listed here counts as a foreign call: waiting in vain is slow, not waiting loses an error.
-_HARMLESS_TARGETS = {
+# How the names of custom calls begin that JAX emits itself and that report trouble by NaNs or not
+# at all. Any other counts as a foreign call: waiting in vain is slow, not waiting loses an error.
+_HARMLESS = (
     # Where and how arrays lie on devices.
-    *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"),
-    *("xla.sdy.FuncResultSharding", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"),
+    *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "xla.sdy."),
     *("annotate_device_placement", "AllocateBuffer"),
     # Operations that XLA implements itself.
-    *("ApproxTopK", "TopK", "mhlo.topk", "mhlo.erf"),
-    *("Qr", "ProductOfElementaryHouseholderReflectors"),
-}
-_HARMLESS_PREFIXES = (
+    *("ApproxTopK", "TopK", "Qr", "ProductOfElementaryHouseholderReflectors"),
     # Libraries of linear algebra, on the CPU and on GPUs of two makers.
     *("lapack_", "cusolver_", "cublas_", "cusparse_", "cu_", "hipsolver_", "hipblas_"),
     *("__cublas", "__cudnn"),
@@ -316,51 +304,24 @@ _HOST_TRANSFERS = {"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"}
 
 def may_raise(module: Any) -> bool:
     """Return whether a StableHLO program can raise once it runs; True if that is unclear."""
-    try:
-        return _may_raise(module)
-    except (AttributeError, KeyError, TypeError):
-        # JAX no longer lowers to a module that can be walked.
-        return True
-
-
-def _may_raise(module: Any) -> bool:
     # Only host callbacks and foreign calls can. The lowered module shows them all, also those that
     # a primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
     pending: list[Any] = [module]
-    while pending:
-        operation = pending.pop().operation
-        if operation.name in _HOST_TRANSFERS:
-            return True
-        if operation.name == "stablehlo.custom_call":
-            target = operation.attributes["call_target_name"].value
-            if target not in _HARMLESS_TARGETS and not target.startswith(_HARMLESS_PREFIXES):
+    try:
+        while pending:
+            operation = pending.pop().operation
+            is_call = operation.name == "stablehlo.custom_call"
+            target = operation.attributes["call_target_name"].value if is_call else ""
+            if operation.name in _HOST_TRANSFERS or (is_call and not target.startswith(_HARMLESS)):
                 return True
-        for region in operation.regions:
-            for block in region.blocks:
-                pending.extend(block.operations)
+            for region in operation.regions:
+                for block in region.blocks:
+                    pending.extend(block.operations)
+    except (AttributeError, KeyError, TypeError):
+        # JAX no longer lowers to a module that can be walked.
+        return True
     return False
 
-
-# --- Warnings ---------------------------------------------------------------------------------
-
-
-def warning_filters() -> Any:
-    """Return the filters of warnings, the first to match first."""
-    # Not `warnings.filterwarnings`, which takes nothing but a regular expression. Since Python 3.14
-    # the filters may be a context's.
-    return getattr(warnings, "_get_filters", lambda: warnings.filters)()
-
-
-# --- Caches -----------------------------------------------------------------------------------
-
-try:
-    # The functions that `equinox.clear_caches()` calls.
-    from equinox._caches import cache_clears as _cache_clears
-except ImportError:
-    _cache_clears = []
-
-#: Makes `equinox.clear_caches()` call a function, too.
-clear_with_equinox: Callable[[Callable[[], None]], None] = _cache_clears.append
 
 # --- Upstream's wrappers ----------------------------------------------------------------------
 
@@ -383,11 +344,9 @@ except (ImportError, AttributeError):
 
 
 def upstream_donation(wrapper: Any) -> Any:
-    """Return the `donate` of an upstream wrapper; None if it can't be read."""
+    """Return the `donate` of an upstream wrapper; None if it has other options, too."""
     assert _filter_jit_cache is not None
-    jitted, plain = wrapper._cached, _filter_jit_cache(wrapper.__wrapped__, {})
-    # Two of the same options, if `equinox.clear_caches()` was called meanwhile.
-    if jitted is not plain and _jit_options(jitted) != _jit_options(plain):
+    if _jit_options(wrapper._cached) != _jit_options(_filter_jit_cache(wrapper.__wrapped__, {})):
         return None
     if not wrapper.donate_rest:
         return "none"
@@ -396,59 +355,106 @@ def upstream_donation(wrapper: Any) -> Any:
 
 
 def _jit_options(jitted: Any) -> Any:
-    """Return the options of a function under `jax.jit`; the function if JAX has no record."""
-    of_function = {"fun_sourceinfo": None, "fun_signature": None}
+    """Return JAX's record of a jitted function's options; the function if there is none."""
     try:
-        return jitted._jit_info._replace(**of_function)
+        return jitted._jit_info._replace(fun_sourceinfo=None, fun_signature=None)
     except (AttributeError, TypeError, ValueError):
+        # Of equal options Equinox makes one, until its caches are cleared.
         return jitted
 
 
 # --- What tracing depends on ------------------------------------------------------------------
 
-# Settings of `jax.config` that a program may depend on. Only those that exist are looked at.
-_SETTINGS = (
-    # Of numbers.
-    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"),
-    *("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_threefry_partitionable"),
-    # Of where and how programs run.
-    *("jax_default_device", "jax_disable_jit", "jax_debug_nans", "jax_debug_infs"),
-    *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort", "jax_optimization_level"),
-)
 _USERS_NAMES = {
     "abstract_mesh_context_manager": "mesh (jax.set_mesh)",
     "mesh_context_manager": "mesh (with mesh:)",
     "axis_env_state": "axis names of an outer transformation",
 }
 
-
 try:
-    from jax._src.config import trace_context as _trace_context
-    from jax._src.config import trace_context_names as _trace_context_names
+    # JAX's list of what its cache of traces is keyed by, and the values.
+    from jax._src.config import trace_context, trace_context_names
 
-    # JAX's list of what its cache of traces is keyed by.
-    if len(_trace_context_names()) != len(_trace_context()):
+    if len(trace_context_names()) != len(trace_context()):
         raise ImportError
 except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError):
-    # Another release's, such as 0.8: of what it keys traces by, explanations name the mesh alone.
-    _trace_context_names = lambda: ["abstract_mesh_context_manager"]  # noqa: E731
-    _trace_context = lambda: [jax.sharding.get_abstract_mesh()]  # noqa: E731
+    # Another release's, such as 0.8: explanations then name the mesh, and what numbers depend on.
+    _SETTINGS = (
+        *("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable"),
+        *("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_default_device"),
+    )
+    trace_context_names = lambda: ("abstract_mesh_context_manager", *_SETTINGS)  # noqa: E731
+
+    def trace_context() -> Any:
+        settings = [getattr(jax.config, name, None) for name in _SETTINGS]
+        return jax.sharding.get_abstract_mesh(), *settings
 
 
 def trace_configuration() -> dict[str, Any]:
     """Return what JAX's programs depend on beside arguments: the value of each name."""
-    values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
     # Asked for each time: `jax.make_user_context` adds to them, always under one name.
-    for i, (name, value) in enumerate(zip(_trace_context_names(), _trace_context(), strict=False)):
-        values[f"{name} {i}" if name == "user_context" else _USERS_NAMES.get(name, name)] = value
-    return values
+    pairs = enumerate(zip(trace_context_names(), trace_context(), strict=False))
+    return {
+        f"{name} {i}" if name == "user_context" else _USERS_NAMES.get(name, name): value
+        for i, (name, value) in pairs
+    }
 
 
-def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
-    """Return the file and line, not a library's, that made an equation of a jaxpr; or None."""
+# --- Programs ---------------------------------------------------------------------------------
+
+
+def stack_of(traceback: Any) -> tuple[tuple[Any, int], ...]:
+    """Return the stack of JAX's traceback: each code, outside in, with an instruction's offset."""
     try:
-        places = [(f.file_name, f.start_line) for f in _user_frames(equation.source_info.traceback)]
+        codes, offsets = traceback.raw_frames()
+    except AttributeError:
+        # Another release's; or the equation has none.
+        return ()
+    return tuple(zip(codes[::-1], offsets[::-1], strict=True))
+
+
+def source_of(jaxpr: Any) -> tuple[str, str, int] | None:
+    """Return the name, file and line of the function that JAX traced; None if it doesn't say."""
+    text = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None)
+    name, _, place = text.rpartition(" at ") if isinstance(text, str) else ("", "", "")
+    filename, _, line = place.rpartition(":")
+    return (name, filename, int(line)) if line.isdigit() else None
+
+
+def weak_lowering(lowered: Any) -> Callable[[], Any]:
+    """Return a weak reference to what JAX keeps of a lowered program, and compiles once."""
+    try:
+        return weakref.ref(lowered._lowering)
     except (AttributeError, TypeError):
-        # Another release's signature: no line stands out.
-        places = []
-    return next((place for place in places if not place[0].startswith(library_files)), None)
+        # What is compiled can't be asked for its memory, then, nor for callbacks.
+        return _do_nothing
+
+
+def memory_of(lowering: Any) -> tuple[int, ...] | None:
+    """Return the bytes of a compiled program's arguments, outputs, both, and temporaries."""
+    try:
+        stats = lowering._executable.memory_analysis()
+        names = "argument", "output", "alias", "temp"
+        return tuple([getattr(stats, f"{name}_size_in_bytes") for name in names])
+    except (AttributeError, NotImplementedError, RuntimeError):
+        # Not compiled, gone, of another release, or of a backend that can't tell.
+        return None
+
+
+def has_host_callback(lowering: Any) -> bool:
+    """Return whether a lowered program calls Python, so that JAX never caches it in a file."""
+    arguments = getattr(lowering, "compile_args", None)
+    return bool(arguments and arguments.get("host_callbacks"))
+
+
+def compiled_source(frame: Any) -> str:
+    """Return the file of the function that JAX traces, lowers or compiles, from a frame outwards.
+
+    Its events tell names alone. Empty in a release that keeps the jaxpr under another name.
+    """
+    while frame is not None:
+        source = source_of(frame.f_locals.get("jaxpr"))
+        if source is not None:
+            return source[1]
+        frame = frame.f_back
+    return ""

@@ -161,18 +161,6 @@ def stub_at(site: CallSite) -> types.CodeType:
     return code.replace(co_filename=site.filename, co_firstlineno=site.line)
 
 
-def location_of(fun: Any) -> CallSite | None:
-    """Return where the Python code below a callable is; None without such code of a user's."""
-    try:
-        code = code_of(fun, or_of_call=True)
-    except Exception:
-        # A `__getattr__` of the user's, which may answer as it likes.
-        code = None
-    if code is None or code.co_filename.startswith(OUR_FILES):
-        return None
-    return CallSite(code.co_filename, code.co_firstlineno)
-
-
 def wrapped_by(value: Any) -> Iterator[Any]:
     """Yield a callable and what it wraps, outside in."""
     # Not `inspect.unwrap`, which stops at a partial; wrappers that form a circle have an end here.
@@ -188,13 +176,20 @@ def wrapped_by(value: Any) -> Iterator[Any]:
             return
 
 
-def code_of(value: Any, or_of_call: bool = False) -> types.CodeType | None:
-    """Return the code of the function in all wrappers; or, if asked, of its class's `__call__`."""
+def code_of(value: Any) -> types.CodeType | None:
+    """Return the code of the function in all wrappers; None if that isn't written in Python."""
     *_, value = wrapped_by(value)
     code = getattr(value, "__code__", None)
-    if isinstance(code, types.CodeType):
-        return code
-    return code_of(type(value).__call__) if or_of_call else None
+    return code if isinstance(code, types.CodeType) else None
+
+
+def location_of(fun: Any) -> CallSite | None:
+    """Return where the Python code of a callable, or of its class, is; None without any."""
+    *_, value = wrapped_by(fun)
+    code = code_of(value) or code_of(type(value).__call__)
+    if code is None or code.co_filename.startswith(OUR_FILES):
+        return None
+    return CallSite(code.co_filename, code.co_firstlineno)
 
 
 class Place(NamedTuple):
@@ -222,12 +217,9 @@ class Place(NamedTuple):
         return self.site.filename.startswith(OUR_FILES)
 
 
-def place_of(fun: Any, home: types.FunctionType | None) -> Place:
-    """Return where a function is defined; `home` is the Python function below it, if any."""
-    # Decorators have one code for all that they decorate.
-    below: Any = None if home is None else _unwrapped(home)
-    if isinstance(below, types.MethodType):
-        below = below.__func__
+def place_of(fun: Any) -> Place:
+    """Return where the function in all wrappers is defined."""
+    *_, below = wrapped_by(fun)
     if not isinstance(below, types.FunctionType):
         # A transformed Module, or whatever else is called.
         kind: Any = type(below if isinstance(below, eqx.Module) else fun)
@@ -259,15 +251,6 @@ def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
     for code in () if below is None else _codes_in(fun):
         name, _, rest = code.co_qualname.partition(".")
         if rest and hasattr(jax, name) and code.co_filename.startswith(JAX_FILES):
-            if isinstance(below, types.MethodType) and isinstance(below.__self__, eqx.Module):
-                return name, below.__self__
-            return name, _unwrapped(fun)
+            owner = getattr(below, "__self__", None)
+            return name, owner if isinstance(owner, eqx.Module) else inspect.unwrap(fun)
     return "", None
-
-
-def _unwrapped(fun: types.FunctionType) -> Any:
-    """Return what a function wraps in the end; None for wrappers that form a circle."""
-    try:
-        return inspect.unwrap(fun)
-    except ValueError:
-        return None

@@ -1,6 +1,25 @@
-"""Short texts of values and numbers, which users read."""
+"""Short texts of values and numbers, which users read, and switches, which they write."""
 
+import os
 from typing import Any
+
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def switch(name: str) -> bool | None:
+    """Return whether an environment variable is on or off; None if it is unset or empty.
+
+    **Raises:**
+
+    - `ValueError`: for a value that is neither, which would otherwise be taken for one of them.
+    """
+    value = os.environ.get(name, "")
+    if value and value.lower() not in _ON + _OFF:
+        raise ValueError(
+            f"The environment variable `{name}` is {value!r}. It takes `1`, `true`, `yes` or `on`, "
+            "and `0`, `false`, `no` or `off`; or unset it."
+        )
+    return value.lower() in _ON if value else None
 
 
 def short(value: Any, limit: int = 40) -> str:
@@ -23,3 +42,12 @@ def times(count: int) -> str:
 
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def bytes_text(count: int) -> str:
+    """Return a number of bytes with a unit, as `1.86 GB`."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

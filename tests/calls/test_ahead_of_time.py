@@ -40,6 +40,8 @@ def counted(action):
 
 
 def struct(array, **changes):
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return jax.eval_shape(lambda: array)
     weak_type = jax.typeof(array).weak_type
     return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=weak_type, **changes)
 
@@ -60,8 +62,6 @@ def step(model, x, n=1):
     return jax.tree.map(lambda leaf: leaf + 1, eqx.filter(model, eqx.is_array)), model(x) * n
 
 
-DEVICE = jax.devices()[0]
-PLACED = jax.device_put(X, DEVICE)
 CASES = {
     "a function": (lambda: eqxjit.filter_jit(step), (Model(X), X), {}),
     "a Module": (lambda: eqxjit.filter_jit(Model(X)), (X, 3), {}),
@@ -71,6 +71,7 @@ CASES = {
         lambda: eqxjit.filter_jit(lambda x: eqx.error_if(x, x.sum() < 0, "negative")), (X,), {},
     ),
     "a weak type": (lambda: eqxjit.filter_jit(lambda x: x * 2), (jnp.asarray(2.0),), {}),
+    "a key": (lambda: eqxjit.filter_jit(jax.random.normal), (KEY,), {}),
     "no arrays": (lambda: eqxjit.filter_jit(lambda n: jnp.ones(n)), (3,), {}),
     "frozen": (lambda: eqxjit.freeze(Model(X)), (X,), {"n": 4}),
 }  # fmt: skip
@@ -107,34 +108,29 @@ def test_the_first_call_compiles_nothing(name, as_structs):
 
 
 def test_from_another_wrapper_thread_and_call_site():
-    model = Model(X)
-    eqxjit.filter_jit(model).compile(struct(X))
-    other = Model(X + 1)
-
-    def call():
-        return eqxjit.filter_jit(other)(X)
-
+    eqxjit.filter_jit(Model(X)).compile(struct(X))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        out, n = counted(pool.submit(call).result)
+        out, n = counted(pool.submit(eqxjit.filter_jit(Model(X + 1)), X).result)
     assert n == 0
     np.testing.assert_array_equal(out, (X + 1) * X)
 
 
 def test_arrays_of_numpy_or_that_were_put_on_a_device():
     f = eqxjit.filter_jit(lambda x, y: x + y)
-    f.compile(struct(X, sharding=PLACED.sharding), struct(X))
+    placed = jax.device_put(X, jax.devices()[0])
+    f.compile(struct(X, sharding=placed.sharding), struct(X))
     for y in (X, np.asarray(X)):
-        out, n = counted(lambda: f(PLACED, y))  # noqa: B023
+        out, n = counted(lambda: f(placed, y))  # noqa: B023
         assert n == 0
         assert_same(out, X + X)
     assert f.cache_info()[:2] == (1, 1)
 
 
 def test_a_model_that_was_never_made():
-    model = eqx.filter_eval_shape(eqx.nn.MLP, 4, 3, 8, 2, key=KEY)
+    model = eqx.filter_eval_shape(eqx.nn.Linear, 4, 3, key=KEY)
     f = eqxjit.filter_jit(lambda model, x: model(x))
     f.compile(model, struct(X))
-    real = eqx.nn.MLP(4, 3, 8, 2, key=KEY)
+    real = eqx.nn.Linear(4, 3, key=KEY)
     for _ in range(CALLS):
         out, n = counted(lambda: f(real, X))
         assert n == 0
@@ -149,14 +145,6 @@ def test_what_differs_is_traced():
         assert counted(lambda: f(*args))[1] > 0  # noqa: B023
     assert f.cache_info().traces == 5
     assert f.traces()[2].reason == "shape: `x` was float32[4], is float32[2]"
-
-
-def test_nothing_is_run():
-    runs = []
-    f = eqxjit.filter_jit(lambda x: jax.debug.callback(lambda: runs.append(1)) or x)
-    f.compile(X)
-    jax.effects_barrier()
-    assert runs == []
 
 
 def test_several_at_once():
@@ -177,9 +165,3 @@ def test_several_at_once():
         programs = list(pool.map(lambda f: f.compile(*examples), functions))
     assert min(program.seconds for program in programs) > 0
     assert counted(lambda: [f(Model(X), X) for f in functions])[1] == 0
-
-
-def test_a_struct_may_stand_for_a_key():
-    f = eqxjit.filter_jit(jax.random.normal)
-    f.compile(jax.eval_shape(lambda: KEY))
-    assert counted(lambda: f(KEY))[1] == 0

@@ -25,29 +25,21 @@ def test_the_program_is_named_as_upstreams(fun):
     assert "0x" not in ours.as_text()
 
 
-def _compiled_names(caplog):
-    names = re.findall(r"Compiling (?:jit\()?([\w<>]+)\)?", caplog.text)
-    caplog.clear()
-    return names
-
-
 def test_log_compiles_tells_the_name_once(caplog):
+    """A name for each static value and each shape, whatever eqxjit does behind it."""
+
     def logged(x, n):
         return x * n
 
     caplog.set_level(logging.WARNING)
-    told = []
     for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        f = filter_jit(logged)
-        x, y = X + 1, jnp.ones(2)
-        caplog.clear()
+        f, x, y = filter_jit(logged), X + 1, jnp.ones(2)
         with jax.log_compiles():
             for arguments in ((x, 1), (x, 2), (y, 1)):
+                caplog.clear()
                 for _ in range(CALLS):
                     f(*arguments)
-                told.append(_compiled_names(caplog))
-    # A name for each static value and each shape, whatever eqxjit does behind it.
-    assert told == [["logged"]] * 6
+                assert re.findall(r"Compiling (?:jit\()?([\w<>]+)\)?", caplog.text) == ["logged"]
 
 
 PROGRAM = """
@@ -80,9 +72,6 @@ PROGRAM = """
         result = Result(x * 2, lambda: x)
         return {"y": mlp(x), "total": total, "pair": Pair(x + 1, thing), "result": result}
 
-    def static_only(x):
-        return thing, unordered
-
     def train(model, x):
         def loss(model):
             return (jax.vmap(model)(x) ** 2).mean()
@@ -92,10 +81,8 @@ PROGRAM = """
     wrapped = [
         (eqxjit.filter_jit(anything), ({"b": x, "a": [thing, unordered]}, x, lambda: 3)),
         (eqxjit.filter_jit(anything), ((x, x), x)),
-        (eqxjit.filter_jit(static_only), (x,)),
         (eqxjit.filter_jit(train, donate="all-except-first"), (mlp, jnp.ones((5, 3)))),
         (eqxjit.filter_jit(mlp), (x,)),
-        (eqxjit.filter_jit(lambda x: x), (np.ones(3),)),
         (eqxjit.freeze(mlp), (x,)),
         (eqxjit.filter_jit(lambda p, x: p.unpack()(x)), (eqxjit.pack(mlp, optimizer=None), x)),
     ]
@@ -124,10 +111,10 @@ def test_the_persistent_compilation_cache_hits_in_a_second_process(tmp_path):
         PROGRAM.replace("import", "import sqlite3,", 1), "7", PYTHONHASHSEED="2", **cache
     ).splitlines()
 
-    assert second[:8] == first[:8]
-    assert len(set(first[:8])) == 8
+    assert second[:6] == first[:6]
+    assert len(set(first[:6])) == 6
     assert any("anything" in entry for entry in entries)
-    assert int(first[-1].split()[1]) > 8
+    assert int(first[-1].split()[1]) > 6
     assert second[-1] == "misses 0"
     assert int(second[-2].split()[1]) >= int(first[-1].split()[1])
     new = {path.name for path in tmp_path.iterdir()} - entries

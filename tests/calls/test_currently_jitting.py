@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from equinox._misc import currently_jitting as upstreams
-from jax.sharding import PartitionSpec as P
 
 import eqxjit
-from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
 from tests.support.transformations import TRANSFORMATIONS, points
 
 
@@ -30,13 +28,9 @@ CONTEXTS = TRANSFORMATIONS | {
     "ensure_compile_time_eval alone": lambda f, _: _at_compile_time(f)(X),
     "vmap, at compile time": lambda f, _: jax.jit(jax.vmap(_at_compile_time(f)))(X),
     "at compile time, jit": lambda f, _: jax.jit(_at_compile_time(jax.jit(f)))(X),
-    "jit, vmap": lambda f, _: jax.jit(jax.vmap(f))(X),
-    "vmap, jit": lambda f, _: jax.vmap(jax.jit(f))(X),
-    "grad, vmap": lambda f, _: jax.grad(lambda x: jax.vmap(f)(x).sum())(X),
     "scan, vmap, jvp": lambda f, _: jax.lax.scan(
         lambda c, _: (c, jax.vmap(lambda x: jax.jvp(f, (x,), (x,)))(X)), 0, None, 2
     ),
-    "vmap, shard_map": lambda f, _: jax.vmap(_shard_map(f))(jnp.ones((3, 1))),
     "disable_jit": lambda f, _: _without_jit(f),
     "vmap, eqxjit.filter_jit, grad": lambda f, _: jax.vmap(eqxjit.filter_jit(jax.grad(f)))(X),
     "filter_closure_convert": lambda f, _: eqx.filter_closure_convert(f, X),
@@ -44,11 +38,6 @@ CONTEXTS = TRANSFORMATIONS | {
         lambda x: jax.pure_callback(f, jax.ShapeDtypeStruct((), jnp.float32), x)
     )(X),
 }
-
-
-def _shard_map(f):
-    mesh = jax.sharding.Mesh(jax.devices()[:1], ("d",))
-    return jax.shard_map(lambda x: f(x)[None], mesh=mesh, in_specs=P("d"), out_specs=P("d"))
 
 
 def _without_jit(f):
@@ -70,7 +59,6 @@ def test_the_answer_is_upstreams(name):
     assert eqxjit.currently_jitting() is False
 
 
-@needs(*LOOKED_AT_FOR_STAGING, why="this asks by an addition, too")
 def test_it_adds_nothing_to_the_program():
     """Upstream asks by an addition, which it has traced."""
 

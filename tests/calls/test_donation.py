@@ -38,7 +38,6 @@ def array(value=0.0, shape=(16,), dtype=jnp.float32):
 
 
 WORKLOADS = {
-    "two": (lambda a, b: (a + 1, b * 2), lambda: ((array(), array(1)), {})),
     "swapped": (lambda a, b: (b * 2, a + 1), lambda: ((array(), array(1)), {})),
     "by keyword": (lambda a, b: (a + 1, b * 2), lambda: ((), {"b": array(1), "a": array()})),
     "unpacked": (
@@ -46,7 +45,6 @@ WORKLOADS = {
         lambda: ((array(), array(1), array(2)), {"z": array(3), "a": array(4)}),
     ),
     "one output": (lambda a, b, c: a + b + c, lambda: ((array(), array(1), array(2)), {})),
-    "no output of that shape": (lambda a, b: a.sum() + b.sum(), lambda: ((array(), array(1)), {})),
     "unused": (lambda a, b: a + 1, lambda: ((array(), array(1)), {})),
     "identity": (lambda a, b: (b, a), lambda: ((array(), array(1)), {})),
     "trees": (
@@ -86,8 +84,7 @@ def effects(f, args, kwargs):
     return jax.device_get(out), [leaf.is_deleted() for leaf in inputs], reused
 
 
-@ignore_warning
-@pytest.mark.parametrize("donate", DONATE)
+@pytest.mark.parametrize("donate", ["all", "all-except-first", "none"])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_is_deleted_and_what_is_reused(name, donate):
     fun, make = WORKLOADS[name]
@@ -120,26 +117,6 @@ def test_the_arrays_of_the_function_are_donated(filter_jit, donate):
         else:
             with pytest.raises(Exception, match=r"deleted|donated"):
                 f(array(1), array(2))
-
-
-@ignore_warning
-@pytest.mark.parametrize("donate", DONATE)
-def test_which_buffer_a_wrapped_module_gives(donate):
-    """The first argument's, as by upstream, then the Module's, then the others'."""
-    taken = []
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        for n_outputs in (1, 2, 3):
-            model, x, y = Layer(array()), array(1), array(2)
-            places = [pointer(a) for a in (x, y, model.weight)]
-            f = filter_jit(
-                eqx.Partial(
-                    lambda m, x, y, n=n_outputs: [m.weight + x + y + i for i in range(n)], model
-                ),
-                donate=donate,
-            )
-            out = jax.block_until_ready(f(x, y))
-            taken.append([places.index(pointer(a)) if pointer(a) in places else None for a in out])
-    assert taken[:3] == taken[3:]
 
 
 @both
@@ -185,24 +162,22 @@ def test_the_warning(filter_jit, donate):
     """Shown for `"warn..."` once a compilation, hidden for `"all..."`."""
     f = filter_jit(lambda a, b: a.sum() + b.sum(), donate=donate)
     shown = int(donate.startswith("warn"))
-    for clear in (False, True):
-        if clear:
-            jax.clear_caches()
-        for shape in [(16,), (2, 2)]:
-            assert warned(f, array(shape=shape), array(shape=shape)) == shown
-            for _ in range(CALLS):
-                assert warned(f, array(shape=shape), array(shape=shape)) == 0
+    for shape in [(16,), (2, 2)]:
+        for clear in (False, True):
+            if clear:
+                jax.clear_caches()
+            found = [warned(f, array(shape=shape), array(shape=shape)) for _ in range(CALLS)]
+            assert found == [shown] + [0] * (CALLS - 1)
 
 
 EAGER = {
     "grad": lambda f: jax.grad(lambda a: f(a, 2))(array()),
     "vmap": lambda f: jax.vmap(lambda a: f(a, 2))(array(shape=(2, 16))),
-    "vjp": lambda f: jax.vjp(lambda a: f(a, 2), array())[1](jnp.ones(())),
 }
 
 
 @pytest.mark.parametrize("warm", [1, CALLS])
-@pytest.mark.parametrize("donate", ["all", "warn", "warn-except-first"])
+@pytest.mark.parametrize("donate", ["all", "warn"])
 @pytest.mark.parametrize("kind", EAGER)
 def test_the_warning_of_a_transformation_in_a_warm_call(kind, donate, warm):
     """Shown where upstream shows it, and nowhere else; a pullback runs outside of the call."""
@@ -240,17 +215,15 @@ def test_the_warning_of_another_thread_is_shown():
 
 
 @both
-@pytest.mark.parametrize("make", [lambda a: a, lambda a: [a, a], lambda a: Layer(a)])
-def test_a_result_is_never_the_callers_own_array(filter_jit, make):
+def test_a_result_is_never_the_callers_own_array(filter_jit):
     """Donating a result must not delete the argument that it was made from, unchanged."""
     identity = filter_jit(lambda tree: tree)
-    consume = filter_jit(lambda tree: jax.tree.map(lambda a: a + 1, tree), donate="all")
+    consume = filter_jit(lambda a: a + 1, donate="all")
     a = array()
     for _ in range(CALLS):
-        out = identity(make(a))
-        for leaf in arrays(out):
-            assert leaf is not a
-            consume(leaf)
+        for out in arrays(identity([a, Layer(a)])):
+            assert out is not a
+            consume(out)
         assert not a.is_deleted()
         assert_same(a, array())
 

@@ -29,11 +29,6 @@ def run(model, x, n=1, *, mode="sum"):
     return {"y": y.sum() if mode == "sum" else y, "model": model, "mode": mode, "f": run}
 
 
-def _pair():
-    """Upstream's and our wrapper."""
-    return eqx.filter_jit(run), eqxjit.filter_jit(run)
-
-
 @about_cpus("other devices give no such analysis")
 def test_jaxs_analysis_of_what_was_lowered_and_compiled():
     lowered = eqxjit.filter_jit(lambda a, b: a @ b).lower(jnp.ones((8, 16)), jnp.ones((16, 4)))
@@ -46,9 +41,8 @@ def test_jaxs_analysis_of_what_was_lowered_and_compiled():
 
 
 def test_a_compiled_function_returns_what_a_call_returns():
-    theirs, ours = _pair()
-    arguments = (Scaled(X), X, 3)
-    compiled, expected = ours.lower(*arguments).compile(), theirs.lower(*arguments).compile()
+    ours, arguments = eqxjit.filter_jit(run), (Scaled(X), X, 3)
+    compiled, expected = (f.lower(*arguments).compile() for f in (ours, eqx.filter_jit(run)))
     for model in (Scaled(X), Scaled(-X), Scaled(X)) * 2:
         out = compiled(model, X, 3)
         assert_same(out, expected(model, X, 3))
@@ -100,16 +94,14 @@ def test_arguments_are_bound_as_in_a_call(filter_jit):
 
 def test_other_static_arguments_are_an_error():
     """Upstream silently computes with those that it was lowered with."""
-    theirs, ours = _pair()
-    old = theirs.lower(Scaled(X), X, 2).compile()
+    old, compiled = (
+        f(run).lower(Scaled(X), X, 2).compile() for f in (eqx.filter_jit, eqxjit.filter_jit)
+    )
     assert_same(old(Scaled(X), X, 3)["y"], old(Scaled(X), X, 2)["y"])
-
-    compiled = ours.lower(Scaled(X), X, 2).compile()
     for _ in range(CALLS):
         for arguments, keywords, difference in [
             ((Scaled(X), X, 3), {}, "`n` was 2, is 3"),
             ((Scaled(X), X, 2.0), {}, "`n` was 2, is 2.0"),
-            ((Scaled(X), X, True), {}, "`n` was 2, is True"),
             ((Scaled(X), X, X), {}, "`n` was 2, is float32["),
             ((Scaled(X), 2, 2), {}, "], is 2"),
             ((Scaled(X), X, 2), {"mode": "none"}, "`mode` was absent, is 'none'"),

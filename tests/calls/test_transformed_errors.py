@@ -1,4 +1,4 @@
-"""Eager transformations, whose programs can't be read: each call within one waits for its own."""
+"""Errors under eager transformations, whose programs can't be read: each call waits for its own."""
 
 import equinox as eqx
 import jax
@@ -11,17 +11,16 @@ from tests.support.inside import blocks
 from tests.support.sides import CALLS
 
 
-def heavy(x, y):
-    for _ in range(8):
-        x = x @ x / 1000
-    return [x, y]
-
-
 # First, because JAX may run all programs inline, once a callback has raised.
 @pytest.mark.parametrize("is_warm", [False, True])
 def test_a_call_within_a_transformation_waits(is_warm):
+    def heavy(x, y):
+        for _ in range(8):
+            x = x @ x / 1000
+        return [x, y]
+
     f = eqxjit.filter_jit(heavy)
-    x = jnp.ones((2, 500, 500))
+    x = jnp.ones((2, 300, 300))
     for _ in range(CALLS if is_warm else 0):
         jax.block_until_ready((f(x[0], x[0]), jax.vmap(f, (0, None))(x, x[0])))
     ready = []
@@ -34,6 +33,32 @@ def test_a_call_within_a_transformation_waits(is_warm):
     for _ in range(5):
         jax.vmap(look, (0, None))(x, x[0])
     assert ready == [True] * 5
+
+
+def positive(x):
+    return eqx.error_if(x, x < 0, "negative")
+
+
+def test_a_call_with_arrays_waits_after_transformed_ones():
+    f = eqxjit.filter_jit(positive)
+    for _ in range(3):
+        jax.vmap(f)(jnp.ones(3))
+        jax.jvp(f, (jnp.ones(()),), (jnp.ones(()),))
+    with pytest.raises(Exception, match="negative"):
+        f(-jnp.ones(()))
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_later_output_alone_may_be_transformed(kind):
+    f = eqxjit.filter_jit(lambda x: kind([jnp.zeros(()), positive(x)]))
+    f(jnp.ones(()))
+    f(jnp.ones(()))
+    for _ in range(3):
+        constant, same = jax.vmap(f)(jnp.arange(3.0))
+        assert constant.shape == (3,)
+        assert same.tolist() == [0, 1, 2]
+    with pytest.raises(Exception, match="negative"):
+        jax.vmap(f)(-jnp.ones(3))
 
 
 @jax.custom_jvp

@@ -32,8 +32,14 @@ class Unhashable:
 
 
 class HashRaises:
+    n_hashes = 0
+
     def __hash__(self):
-        raise RuntimeError("no hash today")
+        HashRaises.n_hashes += 1
+        raise TypeError("no hash today")
+
+    def __eq__(self, other):
+        return type(other) is HashRaises
 
 
 class EqRaises:
@@ -96,6 +102,16 @@ def run_both(bad, match, *, error=ValueError):
 )
 def test_an_unhashable_static_value(tree, path):
     run_both((tree, X), f"The static value `{path}")
+
+
+def test_a_bad_hash_runs_as_often_as_under_equinox():
+    counts = []
+    for f in (eqx.filter_jit(new()), eqxjit.filter_jit(new())):
+        HashRaises.n_hashes = 0
+        with pytest.raises((TypeError, ValueError)):
+            f([HashRaises()], X)
+        counts.append(HashRaises.n_hashes)
+    assert 0 < counts[1] <= counts[0] + 1
 
 
 def test_the_path_names_keywords_and_variadic_arguments():

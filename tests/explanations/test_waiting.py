@@ -20,7 +20,7 @@ X = jnp.ones(3)
 def messages(monkeypatch, caplog):
     monkeypatch.setattr(waiting, "BOUNDS", [0.2, 0.6])
     # That of an earlier test sleeps for a second.
-    monkeypatch.setattr(waiting, "_watcher", None)
+    monkeypatch.setattr(waiting, "watcher", threading.Thread())
     return lambda: caplog.messages
 
 

@@ -13,9 +13,8 @@ ROOT = pathlib.Path(eqxjit.__file__).parent
 LAYERS = [
     *(
         "_native",
-        "_switches",
-        "_compat",
         "_text",
+        "_compat",
         "_places",
         "_spec",
         "_fast",

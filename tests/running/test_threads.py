@@ -35,18 +35,14 @@ def _switch_often():
 
 @both
 def test_one_wrapper_and_many_structures(filter_jit):
-    @filter_jit
-    def f(model, x, n):
-        return {"y": model(x) * n, "n": n, "model": model}
+    f = filter_jit(lambda model, x, n: {"y": model(x) * n, "n": n, "model": model})
 
     def work(i):
-        for step in range(60):
+        for step in range(30):
             n, scale = (i + step) % 3, step % 2
-            x = X + i
-            out = f(Scaled(X, scale), x, n)
-            np.testing.assert_array_equal(out["y"], X * x * scale * n)
-            assert out["n"] == n
-            assert out["model"].scale == scale
+            out = f(Scaled(X, scale), X + i, n)
+            np.testing.assert_array_equal(out["y"], X * (X + i) * scale * n)
+            assert (out["n"], out["model"].scale) == (n, scale)
 
     race(work)
     assert filter_jit is eqx.filter_jit or f.cache_info().entries == 6
@@ -71,16 +67,8 @@ def test_nested_wrappers_traced_at_once(filter_jit):
 
 @both
 def test_contexts_of_single_threads(filter_jit):
-    """Configuration is a thread's own: one in x64 must not change the others' dtypes.
-
-    Both are compiled before the race: first calls that race under different dtypes fail in one run
-    of seven with `jax.jit` itself (jax 0.10.2, `RuntimeProgramInputMismatch`).
-    """
-
-    @filter_jit
-    def f(x):
-        return x * 2, jnp.linspace(0.0, 1.0, 3)
-
+    """Configuration is a thread's own: one in x64 must not change the others' dtypes."""
+    f = filter_jit(lambda x: (x * 2, jnp.linspace(0.0, 1.0, 3)))
     numbers = np.linspace(0.0, 1.0, 7)
 
     def work(i, calls=20):
@@ -90,6 +78,7 @@ def test_contexts_of_single_threads(filter_jit):
                 outputs = f(numbers)
             assert {output.dtype.itemsize for output in outputs} == {8 if wide else 4}
 
+    # Before the race: first calls that race under different dtypes can fail with `jax.jit`, too.
     work(0, calls=1)
     work(1, calls=1)
     race(work)
@@ -112,7 +101,7 @@ def test_a_runtime_error_is_that_of_its_own_thread():
 
     def work(i):
         bad = [(-X, i), (X, i, True), (X, [i, {1}])]
-        for step in range(30):
+        for step in range(12):
             with pytest.raises((eqx.EquinoxRuntimeError, KeyError, ValueError)) as caught:
                 f(*bad[step % 3])
             assert f"an error of thread {i}!" in str(caught.value) or "hash" in str(caught.value)
@@ -148,8 +137,8 @@ def test_first_calls_of_one_structure_or_shape_trace_no_more_often_than_jax_jit(
         assert len(traces) == before
         return before
 
-    ours = [traces_in_a_race(eqxjit.filter_jit) for _ in range(8)]
-    theirs = [traces_in_a_race(jax.jit) for _ in range(8)]
+    ours = [traces_in_a_race(eqxjit.filter_jit) for _ in range(4)]
+    theirs = [traces_in_a_race(jax.jit) for _ in range(4)]
     assert max(ours) <= max(theirs)
 
 
@@ -170,7 +159,7 @@ def test_caches_cleared_in_between(clear):
     action = clears.get(clear, gc.collect)
 
     def work(i):
-        for step in range(12):
+        for step in range(6):
             if i == 0:
                 action()
                 time.sleep(0.005)
@@ -207,9 +196,9 @@ def _state():
     )
 
 
-@pytest.mark.parametrize("donate", ["none", "all"])
+@both
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-def test_a_call_in_progress_changes_no_global_state(donate):
+def test_a_call_in_progress_changes_no_global_state(filter_jit):
     """Seen from inside the program, by a callback: deterministic, unlike a look from outside."""
     seen = []
 
@@ -217,19 +206,13 @@ def test_a_call_in_progress_changes_no_global_state(donate):
         seen.append(_state())
         return np.asarray(x)
 
-    changed = {}
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        f = filter_jit(
-            lambda x: jax.pure_callback(look, jax.ShapeDtypeStruct((3,), jnp.float32), x),
-            donate=donate,
-        )
+    f = filter_jit(
+        lambda x: jax.pure_callback(look, jax.ShapeDtypeStruct((3,), jnp.float32), x), donate="all"
+    )
+    f(X + 0)
+    for _ in range(CALLS):
+        seen.clear()
+        before = _state()
         f(X + 0)
-        changed[filter_jit] = []
-        for _ in range(CALLS):
-            seen.clear()
-            x = X + 0
-            before = _state()
-            f(x)
-            changed[filter_jit].append([now != before for now in seen])
-    assert changed[eqx.filter_jit] == [[True]] * CALLS
-    assert changed[eqxjit.filter_jit] == [[False]] * CALLS
+        # Upstream's do.
+        assert [now != before for now in seen] == [filter_jit is eqx.filter_jit]

@@ -29,9 +29,7 @@ class Numbered:
 
 
 def number_of(value):
-    if issubclass(type(value), Numbered):
-        return Numbered.number.__get__(value)
-    return int(value)
+    return Numbered.number.__get__(value) if issubclass(type(value), Numbered) else value
 
 
 def _raise(*_):
@@ -42,8 +40,8 @@ def _same_number(self, other):
     return type(other) is type(self) and number_of(self) == number_of(other)
 
 
-def _kind(name, **members):
-    return type(name, (Numbered,), members)
+def _kind(**members):
+    return type("Kind", (Numbered,), members)
 
 
 def _one(self):
@@ -52,64 +50,26 @@ def _one(self):
 
 _turns = itertools.count()
 
-
-class FloatThatLies(float):
-    """Equals everything."""
-
-    def __eq__(self, other):
-        return True
-
-    __hash__ = _one
-
-
-class TupleOfItsOwn(tuple):
-    """A leaf to JAX, whose elements aren't those that it shows."""
-
-    def __new__(cls, number):
-        return super().__new__(cls, (number,))
-
-    def __iter__(self):
-        return iter(("hostile",))
-
-    def __len__(self):
-        return 7
-
-    def __int__(self):
-        return tuple.__getitem__(self, 0)
-
-
-#: The first ones may end in an error where upstream manages.
 VALUES = {
-    "== raises now and then": _kind(
-        "A",
-        __eq__=lambda *args: _raise() if next(_turns) % 2 else _same_number(*args),
-        __hash__=_one,
-    ),
-    "hash and == raise": _kind("A", __eq__=_raise, __hash__=_raise),
-    "__class__ raises": _kind("A", __class__=property(_raise)),
-    "== raises": _kind("A", __eq__=_raise, __hash__=object.__hash__),
-    "== recurs": _kind("A", __eq__=lambda self, other: self == other, __hash__=_one),
-    "== is never true": _kind("A", __eq__=lambda *_: False, __hash__=_one),
-    "== returns an array": _kind("A", __eq__=lambda *_: np.array([True, False]), __hash__=_one),
+    "hash and == raise": _kind(__eq__=_raise, __hash__=_raise),
+    "== raises": _kind(__eq__=_raise, __hash__=object.__hash__),
+    "== recurs": _kind(__eq__=lambda self, other: self == other, __hash__=_one),
+    "== is never true": _kind(__eq__=lambda *_: False, __hash__=_one),
+    "== returns an array": _kind(__eq__=lambda *_: np.array([True, False]), __hash__=_one),
     "== of the plain number": _kind(
-        "A",
         __eq__=lambda self, other: number_of(self) == number_of(other),
         __hash__=lambda self: hash(number_of(self)),
     ),
-    "hash changes": _kind("A", __eq__=_same_number, __hash__=lambda self: next(_turns)),
-    "getattr answers anything": _kind("A", __getattr__=lambda self, name: lambda *_, **__: self),
-    "says that it is an array": _kind("A", __class__=jax.Array),
-    "says that it is a Module": _kind("A", __class__=eqx.Module),
-    "says that it is a tuple": _kind("A", __class__=tuple),
-    "__dict__ raises": _kind("A", __dict__=property(_raise)),
-    "repr raises": _kind("A", __repr__=_raise),
-    "is endless": _kind("A", __iter__=itertools.repeat, __len__=lambda self: 2**40),
+    "hash changes": _kind(__eq__=_same_number, __hash__=lambda self: next(_turns)),
+    # As mocks and proxies do.
+    "getattr answers anything": _kind(__getattr__=lambda self, name: lambda *_, **__: self),
+    "says that it is an array": _kind(__class__=jax.Array),
+    "says that it is a Module": _kind(__class__=eqx.Module),
+    "says that it is a tuple": _kind(__class__=tuple),
+    "repr raises": _kind(__repr__=_raise),
     # Not an array to Equinox, though NumPy would make one of it.
-    "is an array to NumPy": _kind("A", __array__=lambda *_, **__: np.ones(3)),
-    "a float that equals all": FloatThatLies,
-    "a tuple of its own": TupleOfItsOwn,
+    "is an array to NumPy": _kind(__array__=lambda *_, **__: np.ones(3)),
 }
-_FRAGILE = [*VALUES][:3]
 
 
 class StaticHolder(eqx.Module):
@@ -124,22 +84,16 @@ PLACES = {
 }
 
 
-def right(result, numbers):
-    """Whether a result is that of one of some numbers."""
-    return isinstance(result, jax.Array) and any(
-        result.tolist() == (X * number).tolist() for number in numbers
-    )
+def is_right(result, number):
+    return isinstance(result, jax.Array) and result.tolist() == (X * number).tolist()
 
 
-def clear(result):
+def is_clear(result):
     """Whether a result is an error that tells what is wrong: the user's own, or where to look."""
     # Of an endless `==`, as it stands.
     return isinstance(result, RecursionError) or (
         isinstance(result, Exception)
-        and any(
-            part in str(result)
-            for part in ("hostile", "`tree", "not a valid JAX type", "truth value")
-        )
+        and any(part in str(result) for part in ("hostile", "`tree", "truth value"))
     )
 
 
@@ -151,14 +105,16 @@ def test_a_hostile_static_value(name, place):
     theirs, ours = [jit(lambda tree, x: x * number_of(find(tree))) for jit in BOTH]
     two, three, other_two = kind(2), kind(3), kind(2)
     for value in (two, two, two, two, three, two, other_two, three):
-        numbers = {2, 3} if kind is FloatThatLies else {number_of(value)}
         result = outcome(lambda v: ours(put(v), X), value)
-        assert right(result, numbers) or clear(result), result
-        if name not in _FRAGILE and right(outcome(lambda v: theirs(put(v), X), value), numbers):
-            assert right(result, numbers), result
+        assert is_right(result, number_of(value)) or is_clear(result), result
+        # The first may end in an error where upstream manages.
+        if name != "hash and == raise" and is_right(
+            outcome(lambda v: theirs(put(v), X), value), number_of(value)
+        ):
+            assert is_right(result, number_of(value)), result
     # And whatever has been, a good call is served.
     for _ in range(CALLS):
-        assert right(outcome(ours, put(4), X), {4})
+        assert is_right(outcome(ours, put(4), X), 4)
 
 
 # --- Modules and functions -----------------------------------------------------------------------
@@ -209,10 +165,8 @@ _POSITIONAL = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 FUNCTIONS = {
     "annotations that aren't types": lambda: _renamed(__annotations__={"x": "1 +", "n": _raise}),
     "no module": lambda: _renamed(__module__=None, __doc__=7),
-    "wrapping what can't be called": lambda: _renamed(__wrapped__=3),
     "a signature that lies": lambda: _renamed(__signature__=inspect.Signature([_POSITIONAL])),
     "a signature that isn't one": lambda: _renamed(__signature__="hostile"),
-    "a signature that raises": lambda: _strange(__signature__=property(_raise)),
     "a call that is a property": lambda: _strange(__call__=property(lambda _: _renamed())),
     "lru_cache": lambda: functools.lru_cache(lambda x, n=2: x * n),
     "singledispatch": lambda: functools.singledispatch(_renamed()),
@@ -227,8 +181,8 @@ def test_a_hostile_function(name):
     for _ in range(CALLS):
         result = outcome(lambda: eqxjit.filter_jit(function)(X))
         if isinstance(expected, Exception):
-            assert isinstance(result, Exception) or right(result, {2})
+            assert isinstance(result, Exception) or is_right(result, 2)
             assert not isinstance(result, (AssertionError, NameError, SyntaxError))
         else:
-            assert right(result, {2}), result
+            assert is_right(result, 2), result
             assert isinstance(repr(eqxjit.filter_jit(function)), str)

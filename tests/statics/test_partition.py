@@ -38,30 +38,21 @@ DYNAMIC = {
     "typed keys": jax.random.split(jax.random.key(0, impl="rbg"), 3),
     "raw key": jax.random.PRNGKey(0),
     "numpy float32": np.ones(2, np.float32),
-    "numpy float64": np.ones(2),
     "numpy int64": np.arange(3),
     "numpy zero-dimensional": np.array(1.5, np.float32),
-    "numpy Fortran order": np.asfortranarray(np.arange(6.0, dtype=np.float32).reshape(2, 3)),
     "numpy not contiguous": np.arange(6, dtype=np.int32)[::2],
     "numpy subclass": np.ones(2, np.float32).view(type("Sub", (np.ndarray,), {})),
     "numpy float64 scalar": np.float64(1.5),
-    "numpy bool scalar": np.bool_(True),
-    "numpy complex64 scalar": np.complex64(1j),
 }
 
 STATIC = {
     "bool": True,
     "big int": 10**30,
     "float": 1.5,
-    "complex": 1j,
     "str": "tanh",
-    "bytes": b"tanh",
     "function": jnp.tanh,
-    "builtin": max,
-    "class": dict,
     "jax type": jnp.float32,
     "dtype": np.dtype("float32"),
-    "ellipsis": ...,
     "enum": nodes.Colour.RED,
     "frozen dataclass": nodes.Config(1e-3),
     "frozenset": frozenset({1, 2}),
@@ -69,6 +60,9 @@ STATIC = {
     "shape": jax.ShapeDtypeStruct((2,), jnp.float32),
     "method of a plain object": [1].append,
 }
+if hasattr(jax, "new_ref"):
+    # Not a `jax.Array`, as `equinox.is_array` says.
+    STATIC["ref"] = jax.new_ref(jnp.zeros(2))
 
 
 def describe(x):
@@ -101,18 +95,6 @@ def test_all_else_is_static(name):
     assert twins.ours.traces == 1
 
 
-@both
-def test_a_ref_is_as_is_array_says(filter_jit):
-    """`jax.Ref` isn't a `jax.Array`: static upstream, and here."""
-    if not hasattr(jax, "new_ref"):
-        pytest.skip("before jax.new_ref")
-    ref = jax.new_ref(jnp.zeros(2))
-    assert not eqx.is_array(ref)
-    f = filter_jit(lambda r: r is ref)
-    for _ in range(CALLS):
-        assert f(ref)
-
-
 # --- Nodes ------------------------------------------------------------------------------------
 
 
@@ -123,19 +105,7 @@ class Inner(eqx.Module):
     activation: Any = jnp.tanh
 
     def __call__(self, x):
-        bias = 0 if self.bias is None else self.bias
-        return self.activation(self.weight * x + bias) ** self.power
-
-
-class Outer(eqx.Module):
-    layers: list
-    scale: float
-    name: str = eqx.field(static=True)
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x * self.scale
+        return self.activation(self.weight * x) ** self.power
 
 
 class Strange(eqx.Module):
@@ -156,7 +126,6 @@ class TupleSubclass(tuple):
 w = jnp.arange(1.0, 3.0)
 NODES = {
     "Module": Inner(w, None, 2),
-    "nested Modules": Outer([Inner(w, w, 2), Inner(w, None, 3), eqx.nn.Identity()], 0.5, "net"),
     "Module with converters": nodes.Converted(w, [4, 2]),
     "Module under inheritance": nodes.Derived(w, w + 1, 2),
     "Module with strange names": Strange(w, w + 1, w + 2, "type", 3, w + 3),
@@ -165,23 +134,18 @@ NODES = {
     "named tuple": Point(w, Point(1, w)),
     "tuple subclass": TupleSubclass((1, 2)),
     "lists and dicts": {"b": [w, 1, [], [w]], "a": 1, "c": {}, "d": {"e": (w, ())}},
-    "dict with integer keys": {2: w, 1: w + 1},
     "OrderedDict": collections.OrderedDict(b=w, a=w + 1),
     "defaultdict": collections.defaultdict(list, b=w, a=w + 1),
     "None within": (None, [None, w], {"a": None}),
     "jax Partial": jtu.Partial(operator.mul, w, key=w),
     "equinox Partial": eqx.Partial(Inner(w, None, 2), w),
     "bound method": Inner(w, None, 2).__call__,
-    "nn.State": nodes.batch_norm()[1],
     "nn.State and its Module": nodes.batch_norm(),
     "flax dataclass": nodes.FlaxState(w, 0.1),
     "FrozenDict": flax.core.freeze({"b": {"w": w}, "a": w}),
     "registered dataclass": nodes.Record([w, 2], "node"),
     "own node": nodes.Bag("own", w, 2, {"a": w}),
     "optax state": optax.adam(1e-3).init({"w": w, "b": w}),
-    "optax chain": optax.chain(optax.clip(1.0), optax.trace(0.9)).init(
-        eqx.filter(Inner(w, w, 2), eqx.is_array)
-    ),
     "optax masked": optax.masked(optax.adam(0.1), {"w": True, "b": False}).init({"w": w, "b": w}),
     "wrapper": eqxjit.filter_jit(Inner(w, None, 2)),
     "upstream's wrapper": eqx.filter_jit(Inner(w, None, 2)),

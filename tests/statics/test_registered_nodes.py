@@ -6,6 +6,7 @@ which order, and where their objects are. `jax.jit`, `jax.tree_util` and Equinox
 
 import collections
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -61,19 +62,6 @@ def namedtuple():
     return collections.namedtuple("Plain", FIELDS)
 
 
-def namedtuple_with_defaults():
-    return collections.namedtuple("Defaults", FIELDS, defaults=[2.0, 1.0])
-
-
-def typed_namedtuple():
-    class Typed(typing.NamedTuple):
-        a: Any
-        b: Any
-        scale: Any
-
-    return Typed
-
-
 def namedtuple_with_methods():
     class Methods(namedtuple()):
         __slots__ = ()
@@ -85,17 +73,6 @@ def namedtuple_with_methods():
             return self.a + self.b
 
     return Methods
-
-
-def namedtuple_with_its_own_items():
-    class Shifted(namedtuple()):
-        def __len__(self):
-            return 7
-
-        def __getitem__(self, index):
-            return tuple.__getitem__(self, -1)
-
-    return Shifted
 
 
 def below_a_registered_namedtuple():
@@ -137,11 +114,8 @@ def plain_class():
 
 NAMED_TUPLES: dict[str, Any] = {
     "namedtuple": namedtuple,
-    "namedtuple with defaults": namedtuple_with_defaults,
-    "NamedTuple": typed_namedtuple,
     "NamedTuple's subclass": below(TypedTuple),
     "namedtuple with methods": namedtuple_with_methods,
-    "namedtuple with its own items": namedtuple_with_its_own_items,
     "below a registered namedtuple": below_a_registered_namedtuple,
 }
 
@@ -151,7 +125,6 @@ BASES: dict[str, tuple[Any, Any, Any]] = {
     "tuple": (below(tuple), by_items, read_items),
     "list": (below(list), by_items, read_items),
     "dict": (below(dict), by_keys, read_values),
-    "OrderedDict": (below(collections.OrderedDict), by_keys, read_values),
     "dataclass": (below(_Fields), by_arguments, read_fields),
     "frozen dataclass": (frozen_dataclass, by_arguments, read_fields),
     "plain class": (plain_class, by_arguments, read_fields),
@@ -189,8 +162,7 @@ class Kind:
 
                 def with_keys(value):
                     children, rest = self.flatten(value)
-                    keys = [GetAttrKey("x"), SequenceKey(1), GetAttrKey("z")]
-                    return [*zip(keys, children, strict=False)], rest
+                    return [(SequenceKey(i), child) for i, child in enumerate(children)], rest
 
                 tree_util.register_pytree_with_keys(self.cls, with_keys, self.unflatten)
             case "node class":
@@ -208,19 +180,15 @@ class Kind:
                 tree_util.register_static(self.cls)
 
 
-def bound(cls, make):
-    return lambda *values: make(cls, *values)
-
-
 @st.composite
-def kinds(draw, bases=tuple(BASES)):
-    make_class, make, read = BASES[draw(st.sampled_from(bases))]
+def kinds(draw):
+    make_class, make, read = BASES[draw(st.sampled_from([*BASES]))]
     cls = make_class()
     way = draw(st.sampled_from(WAYS))
     # The others are metadata, where arrays have no place.
     order = draw(st.permutations(draw(st.sampled_from([(0, 1), (0, 1, 2)]))))
     order = [] if way == "static" else order
-    return Kind(cls, bound(cls, make), read, way, order)
+    return Kind(cls, functools.partial(make, cls), read, way, order)
 
 
 # --- Places of an object: how it is put there, and how it is found -------------------------------
@@ -283,14 +251,11 @@ def test_arguments_fields_and_outputs(kind, place, is_late, scale):
             assert isinstance(found, Exception)
             return
         assert_same(found, expected)
-        for key in ("same", "new", "nested"):
-            assert type(find(found["same"])) is kind.cls
-            assert_same(jax.tree.leaves(found[key]), jax.tree.leaves(expected[key]))
+        assert type(find(found["same"])) is kind.cls
         assert_same([*kind.read(found["new"])], [*kind.read(expected["new"])])
 
-    if is_late:
-        for n in range(3):
-            both(n)
+    for n in range(3 if is_late else 0):
+        both(n)
     kind.register()
     for n in range(5):
         both(n)
@@ -300,38 +265,42 @@ def test_arguments_fields_and_outputs(kind, place, is_late, scale):
 @settings(max_examples=20)
 @given(kind=kinds(), is_late=st.booleans())
 def test_static_values(kind, is_late):
-    f = Twins(lambda holder: holder.weight * kind.read(holder.content)[0] + 1)
-    if not is_late:
-        kind.register()
-    for first in (1, 2, 1, 1, 2):
-        holder = StaticHolder(jnp.ones(2), kind.make(first, 2, "x"))
-        assert_same(f.ours(holder), f.fun(holder))
+    f = eqxjit.filter_jit(lambda holder: holder.weight * kind.read(holder.content)[0])
+
+    def check():
+        for first in (1, 2, 1, 1, 2):
+            holder = StaticHolder(jnp.ones(2), kind.make(first, 2, "x"))
+            assert f(holder).tolist() == [first, first]
+
     if is_late:
-        kind.register()
-    for first in (1, 2, 1, 1, 2):
-        holder = StaticHolder(jnp.ones(2), kind.make(first, 2, "x"))
-        assert_same(f.ours(holder), f.fun(holder))
+        check()
+    kind.register()
+    check()
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(kind=kinds(), place=places)
 def test_beside_calls(kind, place):
-    """Closures, methods, staging, ahead of time, and what lies below a wrapper."""
+    """Transformations, closures, ahead of time, and what lies below a wrapper."""
     put, find = place
     kind.register()
     tree = put(kind.make(*numbers(kind), 10.0))
     function = compute(kind, find)
     expected = eqx.filter_jit(function)(tree)
-    wrapped = eqxjit.filter_jit(function)
-    assert_same(wrapped.lower(tree).compile()(tree), expected)
+    f = eqxjit.filter_jit(function)
+    assert_same(f.lower(tree).compile()(tree), expected)
+    gradient = jax.grad(eqxjit.filter_jit(lambda t, x: jnp.sum(function(t)["sum"] * x)), argnums=1)
+    partial = eqxjit.filter_jit(eqx.Partial(lambda t, x: function(t), tree))
+    for _ in range(3):
+        inner = jax.jit(lambda x: f(tree)["sum"] + x)(1.0)
+        assert_same(inner, jnp.asarray(expected["sum"] + 1.0))
+        assert_same(gradient(tree, jnp.ones(3)), jnp.ones(3) * expected["sum"])
+        assert_same(partial(1), expected)
+    assert_same(partial.__wrapped__.args[0], tree)
     assert_same(eqxjit.freeze(function, tree)(), expected)
     frozen = eqxjit.freeze(lambda t, x: (function(t)["sum"] + x, t), tree, max_constant_bytes=0)
     assert_same(frozen(1.0), (expected["sum"] + 1.0, tree))
-    partial = eqxjit.filter_jit(eqx.Partial(lambda t, x: function(t), tree))
-    for _ in range(3):
-        assert_same(partial(1), expected)
-    assert_same(partial.__wrapped__.args[0], tree)
-    if not arrays_of(tree):
+    if not kind.order:
         return
     packed = eqxjit.pack(tree, optimizer=None)
     found = packed.unpack()
@@ -343,29 +312,6 @@ def test_beside_calls(kind, place):
 
 def arrays_of(tree):
     return [jnp.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_array))]
-
-
-@settings(max_examples=15)
-@given(kind=kinds())
-def test_under_install_and_transformations(kind):
-    kind.register()
-    tree = kind.make(*numbers(kind), 10.0)
-    function = compute(kind, lambda t: t)
-    expected = eqx.filter_jit(function)(tree)
-    f = eqxjit.filter_jit(function)
-    weighted = eqxjit.filter_jit(lambda t, x: jnp.sum(function(t)["sum"] * x))
-    gradient = jax.grad(weighted, argnums=1)
-    for _ in range(3):
-        inner = jax.jit(lambda x: f(tree)["sum"] + x)(1.0)
-        assert_same(inner, jnp.asarray(expected["sum"] + 1.0))
-        assert_same(gradient(tree, jnp.ones(3)), jnp.ones(3) * expected["sum"])
-    eqxjit.install()
-    try:
-        installed = eqx.filter_jit(function)
-        for _ in range(3):
-            assert_same(installed(tree), expected)
-    finally:
-        eqxjit.uninstall()
 
 
 # --- By hand -------------------------------------------------------------------------------------
@@ -382,12 +328,10 @@ def test_an_explanation_names_the_children_as_jax_does():
     f(cls(jnp.ones(2), jnp.ones(3), 1.0))
     f(cls(jnp.ones(2), jnp.ones(4), 1.0))
     f(cls(jnp.ones(2), jnp.ones(4), 2.0))
-    texts = [str(trace) for trace in f.traces()]
-    assert "t.second" in texts[1]
-    assert "float32[3]" in texts[1]
-    assert "float32[4]" in texts[1]
-    assert "1.0" in texts[2]
-    assert "2.0" in texts[2]
+    _, shape, scale = [str(trace) for trace in f.traces()]
+    assert all(part in shape for part in ("t.second", "float32[3]", "float32[4]"))
+    assert "1.0" in scale
+    assert "2.0" in scale
 
 
 def test_metadata_that_is_the_class_itself():
@@ -409,19 +353,6 @@ def test_a_node_that_holds_other_nodes_and_no_arrays():
     f = Twins(lambda t, x: (x, t))
     for n in range(3):
         f([stateless()], values(n))
-
-
-def test_named_tuples_that_are_registered_between_warm_calls():
-    cls = namedtuple()
-    f = Twins(lambda t, x: (t.b * x, cls(t.b, t.a, t.scale)))
-    for n in range(4):
-        f(cls(*values(n), 1.0), 2.0)
-    jax.tree_util.register_pytree_node(
-        cls, lambda t: ((t.b, t.a), t.scale), lambda scale, c: cls(c[1], c[0], scale)
-    )
-    for n in range(4):
-        f(cls(*values(n), 1.0), 2.0)
-    f.assert_no_more_traces()
 
 
 def test_arrays_of_a_registered_class():
@@ -446,11 +377,3 @@ def test_arrays_of_a_registered_class():
         f(make([1.0], "m"), jnp.ones(3))
         f(make([1.0], "s"), jnp.ones(3))
         f(np.ones(3), jnp.ones(3))
-
-
-def test_an_unregistered_named_tuple_is_made_by_its_class():
-    """As JAX makes it: a class with a `__new__` of its own has its say."""
-    cls = namedtuple_with_methods()
-    f = Twins(lambda t: cls(t.b, t.a))
-    for n in range(3):
-        f(cls(*values(n)))

@@ -9,9 +9,7 @@ import decimal
 import enum
 import fractions
 import functools
-import gc
 import math
-import weakref
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -26,7 +24,6 @@ from tests.support.sides import CALLS
 
 class Level(enum.IntEnum):
     ONE = 1
-    TWO = 2
 
 
 class Text(str):
@@ -40,11 +37,9 @@ class OtherPair(NamedTuple):
 
 #: Values that are equal, and hash alike, but aren't the same to a program.
 CONFUSABLE = {
-    "one": (1, True, 1.0),
+    "one": (1, True, 1.0, Level.ONE, fractions.Fraction(1)),
     "signs": (0.0, -0.0),
     "zero": (0, False, 0.0, -0.0, complex(0.0, 0.0), complex(0.0, -0.0), complex(-0.0, 0.0)),
-    "two": (2, 2.0, 2 + 0j, Level.TWO, decimal.Decimal(2), fractions.Fraction(2)),
-    "big": (2**53, float(2**53)),
     "str": ("a", Text("a")),
     "tuple": ((1, (2,)), (1, (2.0,)), (True, (2,)), Pair(1, (2,)), OtherPair(1, (2,))),
     "frozenset": (frozenset({1, "a"}), frozenset({1.0, "a"}), frozenset({True, "a"})),
@@ -62,16 +57,10 @@ CONFUSABLE_UNHASHABLE = {
         collections.Counter(a=1),
     ),
     "keys": ({1: "a"}, {True: "a"}, {1.0: "a"}, {Level.ONE: "a"}),
-    "keys within": ({"a": {(0, 1): 2}}, {"a": {(0, True): 2}}, {"a": {(-0.0, 1): 2}}),
     "set": ({1, 2}, {1.0, 2}, frozenset({1, 2})),
     "order of a dict": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     "order of a dict within": ([{"a": {0: 1, 1: 2}}], [{"a": {1: 2, 0: 1}}]),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class FrozenChild(Frozen):
-    pass
 
 
 class Holder(eqx.Module):
@@ -84,12 +73,10 @@ class LeafHolder(eqx.Module):
 
 AS_LEAF = {
     "an argument": (lambda v: v, lambda t: t),
-    "a list of tuples": (lambda v: [(v, 1), []], lambda t: t[0][0]),
     "a dict": (lambda v: {"k": v}, lambda t: t["k"]),
     "a Module's field": (LeafHolder, lambda t: t.value),
     "a Partial": (lambda v: eqx.Partial(max, v), lambda t: t.args[0]),
     "a frozen dataclass": (Frozen, lambda t: t.value),
-    "an inherited dataclass": (FrozenChild, lambda t: t.value),
     "a dataclass that can change": (Thawed, lambda t: t.value),
     "a dataclass within": (lambda v: Frozen((Frozen(v), 1)), lambda t: t.value[0].value),
 }
@@ -118,7 +105,7 @@ CASES = [
         (place, group)
         for place in AS_LEAF | AS_METADATA
         if place not in ("an argument", "a static field")
-        for group in ("one", "signs", "tuple")
+        for group in ("one", "signs")
     ],
 ]
 
@@ -126,15 +113,6 @@ CASES = [
 def shown(value):
     """All that `==` overlooks."""
     return type(value).__name__, repr(value)
-
-
-@pytest.mark.parametrize("place", AS_LEAF | AS_METADATA)
-def test_flags_are_told_apart(place):
-    put, get = (AS_LEAF | AS_METADATA)[place]
-    f = eqxjit.filter_jit(lambda tree, x: x if get(tree) else -x)
-    for flag in (True, False, True, True, False, False):
-        assert_same(f(put(flag), jnp.ones(2)), jnp.ones(2) if flag else -jnp.ones(2))
-    assert f.cache_info().traces == 2
 
 
 @pytest.mark.parametrize(("place", "group"), CASES)
@@ -150,24 +128,20 @@ def test_equal_values_that_differ_are_told_apart(place, group):
     assert twins.ours.traces == len(values)
 
 
-# How a value reaches the function, other than as a positional argument of the call.
-CALL_FORMS = {
-    "keyword": lambda f, v: f(value=v),
-    "keyword-only": lambda f, v: f(None, only=v),
-    "variadic": lambda f, v: f(None, 0, v),
-    "further keyword": lambda f, v: f(None, other=v),
-}
-
-
-@pytest.mark.parametrize("form", CALL_FORMS)
-def test_equal_values_are_told_apart_however_they_are_passed(form):
+def test_equal_values_are_told_apart_however_they_are_passed():
     def f(value=None, unused=0, *values, only=None, **others):
         return [shown(v) for v in (value, *values, only, others.get("other")) if v is not None]
 
-    jitted, call = eqxjit.filter_jit(f), CALL_FORMS[form]
+    jitted = eqxjit.filter_jit(f)
     for _ in range(CALLS):
         for v in CONFUSABLE["one"]:
-            assert call(jitted, v) == [shown(v)]
+            for args, kwargs in [
+                ((), {"value": v}),
+                ((None,), {"only": v}),
+                ((None, 0, v), {}),
+                ((None,), {"other": v}),
+            ]:
+                assert jitted(*args, **kwargs) == [shown(v)]
 
 
 @pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0)])
@@ -320,9 +294,7 @@ kept = ByIdentity(1)
 SAME = {
     "ints": (10**20, 10**19 * 10),
     "floats": (0.1 + 0.2, 0.30000000000000004),
-    "strings": ("ab" * 9, "".join(["ab"] * 9)),
     "tuples": ((1, ("a", 2.0)), (1, ("a", 2.0))),
-    "ranges": (range(3), range(3)),
     "frozensets": (frozenset("abc"), frozenset("cba")),
     "own ==": (ByName("a", 1), ByName("a", 2)),
     "own == of a dataclass": (Rounded(1.0), Rounded(1.1)),
@@ -337,7 +309,6 @@ SAME = {
         Holder(ByNameUnhashable("a", 2)),
     ),
     "own == in a list in a static field": (Holder([ByName("a", 1)]), Holder([ByName("a", 2)])),
-    "Module in a static field": (Holder(LeafHolder("a")), Holder(LeafHolder("a"))),
 }
 
 
@@ -347,7 +318,6 @@ DIFFERENT = {
     "lambdas": (lambda: 1, lambda: 1),
     "functools.partial": (functools.partial(max, 1), functools.partial(max, 1)),
     "tuple and list": ((1,), [1]),
-    "missing and None": ({}, {"a": None}),
     "dict order in an OrderedDict": (
         collections.OrderedDict(a=1, b=1),
         collections.OrderedDict(b=1, a=1),
@@ -356,8 +326,6 @@ DIFFERENT = {
         collections.defaultdict(list, a=1),
         collections.defaultdict(tuple, a=1),
     ),
-    "names of static fields": (Holder("a"), LeafHolder("a")),
-    "dtypes": (Noted(jnp.float32), Noted(jnp.float16)),
     "own == of a tuple": (Tagged("a"), Tagged("b")),
 }
 
@@ -377,18 +345,23 @@ def test_the_same_values_share_a_trace_and_different_ones_do_not(values, traces)
     assert (twins.ours.traces, twins.upstream.traces) == (traces, traces)
 
 
-def test_a_dataclass_that_gets_another_equality():
-    cls: Any = dataclasses.make_dataclass("Settings", ["rate"], frozen=True)
-    f = eqxjit.filter_jit(lambda x, settings: x)
-    for n in (1, 2, 1):
-        f(1.0, cls(n))
-    assert f.cache_info().entries == 2
-    cls.__eq__ = lambda self, other: type(other) is cls
-    cls.__hash__ = lambda self: 0
-    for n in (1, 2, 3, 4):
-        f(1.0, cls(n))
-    assert f.cache_info().entries == 3
-    ref = weakref.ref(cls)
-    del cls, f
-    gc.collect()
-    assert ref() is None
+@pytest.mark.parametrize("n", [98, 100, 102])
+@pytest.mark.parametrize("kind", ["list", "set", "dict", "depth"])
+def test_a_change_in_place_is_seen_up_to_the_bound(kind, n):
+    """Past it, of parts or of depth, the very object is taken to be unchanged."""
+    inner = [1]
+    nested = functools.reduce(lambda within, _: [within], range(n - 1), inner)
+    value, change = {
+        "list": (parts := [*range(n)], lambda: parts.append(parts.pop() + 1)),
+        "set": (numbers := {*range(n)}, lambda: numbers.add(numbers.pop() + n)),
+        "dict": (items := dict.fromkeys(range(n)), lambda: items.update({0: 1})),
+        "depth": (nested, lambda: inner.append(inner.pop() + 1)),
+    }[kind]
+    f = eqxjit.filter_jit(lambda holder, x: x)
+    holder = Holder(value)
+    for _ in range(CALLS):
+        f(holder, 1.0)
+    change()
+    for _ in range(CALLS):
+        f(holder, 1.0)
+    assert f.cache_info().traces == 1 + (n <= 100)

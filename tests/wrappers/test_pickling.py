@@ -54,8 +54,10 @@ def test_a_copy_does_what_the_original_does(name, module, warm):
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_a_decorated_function_is_pickled_by_name(protocol):
     """As any function is. Upstream refuses, since the name now belongs to the wrapper."""
-    assert pickle.loads(pickle.dumps(picklable.decorated, protocol)) is picklable.decorated
-    assert pickle.loads(pickle.dumps(picklable.Model.step, protocol)) is picklable.Model.step
+    for fun in (picklable.decorated, picklable.Model.step):
+        pickled = pickle.dumps(fun, protocol)
+        assert len(pickled) < 120
+        assert pickle.loads(pickled) == fun
     with pytest.raises(pickle.PicklingError):
         pickle.dumps(picklable.upstreams, protocol)
 
@@ -126,7 +128,7 @@ def test_pickles_refer_to_no_private_module():
     local(jnp.ones(3))
     for thing in things:
         data = cloudpickle.dumps(thing)
-        assert b"eqxjit" in data or thing is picklable.decorated
+        assert b"eqxjit" in data
         assert not re.search(rb"eqxjit\._", data), data
         assert type(pickle.loads(data)) is type(thing)
     assert pickle.loads(cloudpickle.dumps(local))(jnp.ones(3)).tolist() == [2, 2, 2]

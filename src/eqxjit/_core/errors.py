@@ -21,7 +21,7 @@ from .._compat import (
     last_runtime_error,
     runtime_error_text,
 )
-from .._places import is_users_module
+from .._diagnostics.advice import for_unhashable
 from .._spec.static_key import static_key
 from .._spec.tree import Spec, _split, _split_leaf, split
 from .._text import short
@@ -35,7 +35,7 @@ def runtime_error(error: BaseException) -> BaseException | None:
     # Not `isinstance`: JAX raises no subclasses, users do.
     if type(error) not in (JaxRuntimeError, ValueError):
         return None
-    text = str(error)
+    text = _text_of(error)
     if f"{CALLBACK_ERROR_NAME}: " not in text:
         return None
     message, stack = last_runtime_error()
@@ -50,6 +50,11 @@ def runtime_error(error: BaseException) -> BaseException | None:
     frames = [part for part in stack[: marks[-1] if marks else None] if isinstance(part, str)]
     shown = "".join(reversed(frames or [part for part in stack if isinstance(part, str)]))
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the text of an error of JAX's; what holds anything else is the user's."""
+    return error.args[0] if error.args and isinstance(error.args[0], str) else ""
 
 
 # How XLA and JAX begin to say that a buffer was deleted.
@@ -69,7 +74,7 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
     # Not `isinstance`: users raise subclasses.
     if kind not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
         return None
-    text = str(error)
+    text = _text_of(error)
     is_twice = any(beginning in text for beginning in _DONATED_TWICE)
     same: dict[Any, list[str]] = collections.defaultdict(list)
     for path, leaf in arrays:
@@ -173,25 +178,32 @@ def raise_instead(clearer: BaseException | None, cause: BaseException | None = N
 
 
 def split_named(
-    tree: Any, named: Callable[[], list[tuple[str, Any]]], is_input: bool = True
+    tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any
 ) -> tuple[Spec, list[Any], list[Any]]:
-    """Return `split(tree, is_input)`; an error names the part that is at fault.
+    """Return `split(tree, *options)`; an error names the part that is at fault.
 
     `named` returns parts of the tree with their names, from which paths begin.
     """
     __tracebackhide__ = True
     try:
-        return split(tree, is_input)
+        return split(tree, *options)
     except Exception as error:
         # A flatten or a `__hash__` of the user's, and JAX's for the keys of a dict.
-        raise_instead(_split_error(error, named()), error)
+        raise_named(error, named)
         raise
 
 
+def raise_named(error: BaseException, named: Callable[..., Any], *args: Any) -> None:
+    """Raise a clearer error than that of `split`, if there is one; `named(*args)` as above."""
+    __tracebackhide__ = True
+    if isinstance(error, Exception):
+        raise_instead(_split_error(error, named(*args)), error)
+
+
 def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:
-    """Return a clearer error than that of `split`; None for one of the user's."""
-    # A signal handler may raise a `TimeoutError` anywhere.
-    if isinstance(error, OSError) or is_users_module(type(error).__module__):
+    """Return a clearer error than that of `split`, if it is Python's or JAX's."""
+    # Not `isinstance`: users raise subclasses, and a signal handler others.
+    if type(error) not in (TypeError, ValueError, RecursionError):
         return None
     # What was being taken apart, outside in, because to try again would run the user's code again.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -221,8 +233,7 @@ def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError |
         return ValueError(
             f"The static value `{path}` of type `{type(value).__name__}` can't be hashed: "
             f"{reason}. Everything that isn't an array is static, and static values must be "
-            "hashable and comparable: make it an array, a tuple or a frozen dataclass, or give its "
-            "class an `__eq__` and a `__hash__`."
+            f"hashable and comparable: {for_unhashable(value)}."
         )
     if path and type(value) in (dict, collections.defaultdict):
         return ValueError(

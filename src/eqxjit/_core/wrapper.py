@@ -2,26 +2,26 @@
 
 import copy
 import functools
-import importlib
 import inspect
 import operator
 import sys
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 import equinox as eqx
+import jax
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
-from .._compat import CallableBySlot, TypeNamedForChex
+from .._compat import MISSING, CallableBySlot, TypeNamedForChex
 from .._diagnostics.description import WRAPPERS
 from .._diagnostics.trace import Trace
 from .._places import trimming
 from .._text import short
 from .ahead import CompileCost, Lowered, lower
-from .function import STAND_INS, Function, take_apart
-from .options import DEFAULT_MAXSIZE, Donate, JitOptions, Options, check_options
+from .options import Donate, JitOptions, Options, check_options
 from .slow import CallHandler
-from .table import CacheInfo
+from .table import CacheInfo, Function, take_apart
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,30 +29,26 @@ T = TypeVar("T")
 # What tools read of a function that is written in Python, or of a method.
 _OF_FUNCTIONS = {
     *("__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"),
-    *("__func__", "__self__"),
+    *("__name__", "__qualname__", "__annotations__", "__type_params__"),
+    *("__func__", "__self__", "__isabstractmethod__"),
 }
 
 # A Module's repr can span many lines.
 _LONGEST_REPR = 80
 
 
-class JitFunction(CallableBySlot, Generic[P, T]):
-    """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
+class _Jitted(Generic[P, T]):
+    """The methods of a wrapped function, bound to an instance or not."""
 
-    __slots__ = ("__dict__", "__isabstractmethod__", "__weakref__", "_handler")
-
-    def __init__(self, function: Function, arrays: tuple[Any, ...]):
-        self.__dict__ = dict(function.attributes)  # type: ignore
-        self._handler = CallHandler(function, arrays, self)
-        # Linked to the fast paths by its first call, because many copies are never called.
-        self._handler.unlink()
-
-    @property
-    def _function(self) -> Function:
-        return self._handler.function
+    __slots__ = ()
 
     if TYPE_CHECKING:
-        __wrapped__: Callable[P, T]
+        # The `JitFunction`, and the arguments that are filled in. Without annotations, which
+        # instances would have.
+        _wrapper = _bound = cast(Any, None)
+
+        @property
+        def __wrapped__(self) -> Callable[P, T]: ...
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
@@ -60,18 +56,13 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         # Not properties, since `inspect` would find those on the class, too.
         def __getattr__(self, name: str) -> Any:
             if name == "__wrapped__":
-                return self._function.combine(self._handler.fun_arrays)
-            if name == "__isabstractmethod__":
-                return getattr(self.__wrapped__, name, False)
+                return self._unwrapped()
             if name in _OF_FUNCTIONS:
-                return getattr(self.__wrapped__, name)
-            if name in STAND_INS:
-                stand_ins = self._function.stand_ins((self.__wrapped__, self._function.options))
-                return stand_ins[STAND_INS.index(name)]
+                # Equinox's unflatten fills in a mark where a Module has no such attribute.
+                found = getattr(self.__wrapped__, name, MISSING)
+                if found is not MISSING:
+                    return found
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else BoundJitFunction(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Trace and lower the function for these arguments, without running it.
@@ -84,8 +75,10 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         A `Lowered`, with `as_text()`, `lowered` (JAX's) and `compile()`.
         """
+        first, named = self._bound
         with trimming:
-            return lower(self._handler, args, kwargs)
+            handler = self._wrapper._handler
+            return lower(handler, (*first, *args), {**named, **kwargs}, self._bound)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile for arguments like these ahead of time.
@@ -104,10 +97,6 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         A `CompileCost`: how long it took, and how large the executable is.
 
-        **Raises:**
-
-        - `TypeError`, for `other_shapes`, which is an option of frozen functions only.
-
         !!! example
 
             ```python
@@ -124,13 +113,6 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
-        names = [parameter.name for parameter in self._function.signature.parameters]
-        if "other_shapes" in kwargs and "other_shapes" not in names:
-            # It would be passed to a function with `**kwargs`, in silence.
-            raise TypeError(
-                "`other_shapes` is an option of a frozen function's `compile` (`eqxjit.freeze`)."
-            )
-
         with trimming:
             lowered = self.lower(*args, **kwargs)
             compiled = lowered.compile()
@@ -151,7 +133,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
-        return self._function.table.info()
+        return self._wrapper._function.table.info()
 
     def traces(self) -> list[Trace]:
         """Return the record of each trace, the oldest first: its arguments, reason and time.
@@ -176,11 +158,11 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
-        return self._function.table.history.traces
+        return self._wrapper._function.table.history.traces
 
     def clear_cache(self) -> None:
         """Drop all programs of this function under these options."""
-        self._function.table.clear()
+        self._wrapper._function.table.clear()
 
     def specialized_source(self) -> str | None:
         """Return the source of the fast path of the latest call, in Python.
@@ -190,7 +172,44 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         Python source, also if C makes the call. `None` if there is no fast path, or if the
         tree is too large for generated Python.
         """
-        return self._handler.source()
+        return self._wrapper._handler.source()
+
+    def __eq__(self, other: object) -> Any:
+        return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
+
+    # Not by identity, because copies are equal, and must hash alike.
+    def __hash__(self) -> int:
+        try:
+            return hash((self._wrapper._function, *jax.tree.leaves(self)))
+        except TypeError as error:
+            raise TypeError(
+                f"`{self!r}` can't be hashed, because it holds something unhashable ({error}). If "
+                "a JAX function must hash it, as `jax.lax.scan` or `switch`, pass a lambda that "
+                "calls it."
+            ) from None
+
+
+class JitFunction(_Jitted[P, T], CallableBySlot):
+    """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
+
+    __slots__ = ("__dict__", "__weakref__", "_handler")
+
+    _wrapper = property(lambda self: self)
+    _bound = property(lambda self: ((), {}))
+
+    def __init__(self, function: Function, arrays: tuple[Any, ...]):
+        self.__dict__ = dict(function.attributes)  # type: ignore
+        self._handler = CallHandler(function, arrays, self)
+
+    @property
+    def _function(self) -> Function:
+        return self._handler.function
+
+    def _unwrapped(self) -> Any:
+        return self._function.combine(self._handler.fun_arrays)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundJitFunction(self, instance)
 
     def __repr__(self) -> str:
         wrapped = self.__wrapped__
@@ -202,12 +221,6 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         donate = self._function.options.donate
         return f"filter_jit({name})" if donate == "none" else f"filter_jit({name}, {donate=})"
 
-    def __eq__(self, other: object) -> Any:
-        return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
-
-    def __hash__(self) -> int:
-        return _hash(self, (self._function, self._handler.fun_arrays))
-
     # A copy needs another handler, because one fills what it calls into one wrapper.
     def __copy__(self) -> "JitFunction[P, T]":
         return type(self)(self._function, self._handler.fun_arrays)
@@ -218,41 +231,41 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
     # Not `__reduce__`, to which the protocol isn't passed.
     def __reduce_ex__(self, protocol: Any) -> Any:
-        content = self.__wrapped__, self._function.options
-        module = self._function.attributes.get("__module__", "")
-        qualname = self._function.signature.qualname
-        if not self._is_found_by_name(module, qualname):
-            return _blank, (), content
+        found = self._found_by_name()
+        if found is None:
+            return _blank, (), (self.__wrapped__, self._function.options)
         if protocol < 4:
             # Names of attributes are resolved by pickling what has them: this, without end.
-            return _named, (module, qualname)
-        # The pickler decides by these two, which are functions and found as the user's would be:
-        # it takes them by name (what is made is then the wrapper that is found), or by value.
-        name, holder = self._function.stand_ins(content)
-        return _found_or_blank, (name,), holder
+            return self._function.signature.qualname
+        # A function, which a pickler takes by name or by value as it would the user's.
+        return _blank, (), found._content
 
     def __setstate__(self, state: Any) -> None:
-        # One that was found by name is complete.
-        if not hasattr(self, "_handler"):
-            type(self).__init__(self, *take_apart(*getattr(state, "content", state)))
+        type(self).__init__(self, *take_apart(*getattr(state, "content", state)))
 
-    def _is_found_by_name(self, module: str, qualname: str) -> bool:
-        # As `pickle` looks for a function: what raises there is found nowhere.
+    def _found_by_name(self) -> "JitFunction[P, T] | None":
+        """Return the equal wrapper that a pickler finds by the function's name, if there is one."""
+        module = sys.modules.get(self._function.attributes.get("__module__", ""))
         try:
-            found = _named(module, qualname)
-        except (ImportError, ValueError, AttributeError):
-            return False
-        return found is self or (
+            found = operator.attrgetter(self._function.signature.qualname)(module)
+        except AttributeError:
+            return None
+        is_equal = (
             type(found) is JitFunction
             and found._function == self._function
             and all(map(operator.is_, found._handler.fun_arrays, self._handler.fun_arrays))
         )
+        return found if is_equal else None
 
-
-def _named(module: str, qualname: str) -> Any:
-    if module not in sys.modules:
-        importlib.import_module(module)
-    return operator.attrgetter(qualname)(sys.modules[module])
+    @property
+    def _content(self) -> types.FunctionType:
+        """A function that picklers take by name or by value, as they would the user's."""
+        content: Any = types.FunctionType((lambda: None).__code__, {}, "_content")
+        content.__module__ = self._function.attributes["__module__"]
+        content.__qualname__ = f"{self._function.signature.qualname}._content"
+        content.content = self.__wrapped__, self._function.options
+        # The same one each time, in any thread: picklers compare it by identity.
+        return vars(self._function).setdefault("_content", content)
 
 
 def _blank() -> JitFunction[..., Any]:
@@ -260,29 +273,7 @@ def _blank() -> JitFunction[..., Any]:
     return JitFunction.__new__(JitFunction)
 
 
-def _found_or_blank(name: Any) -> JitFunction[..., Any]:
-    """Return the wrapper to which a stand-in belongs; a new one, if that was pickled by value."""
-    path, _, attribute = name.__qualname__.rpartition(".")
-    try:
-        # Nothing is imported: by name, that was done.
-        found = operator.attrgetter(path)(sys.modules[name.__module__])
-    except (KeyError, AttributeError):
-        return _blank()
-    return found if getattr(found, attribute, None) is name else _blank()
-
-
-def _hash(fun: Any, key: tuple[Any, ...]) -> int:
-    # Not by identity, because copies are equal, and must hash alike.
-    try:
-        return hash(key)
-    except TypeError as error:
-        raise TypeError(
-            f"`{fun!r}` can't be hashed, because it holds something unhashable ({error}). If a JAX "
-            "function must hash it, as `jax.lax.scan` or `switch`, pass a lambda that calls it."
-        ) from None
-
-
-class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedForChex):
+class BoundJitFunction(_Jitted[P, T], functools.partial[T], metaclass=TypeNamedForChex):
     """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
 
     A `functools.partial`, so that it is made and called in C; and a pytree.
@@ -292,70 +283,17 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
 
     # For `help(model.step)`.
     __doc__ = property(lambda self: self.func.__doc__)  # type: ignore[assignment]
+    # Jitted, unlike that of the method that is wrapped.
+    __func__ = property(operator.attrgetter("func"))
+    _wrapper = property(operator.attrgetter("func"))
+    _bound = property(operator.attrgetter("args", "keywords"))
 
-    if TYPE_CHECKING:
-        # Not an annotation, by which instances would have `__annotations__` of the class.
-        @property
-        def __wrapped__(self) -> Callable[P, T]: ...
-
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    else:
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "__wrapped__":
-                return self.func.__wrapped__.__get__(*self.args)
-            if name == "__func__":
-                return self.func
-            if name == "__self__" and self.args:
-                return self.args[0]
-            # As a bound method has its function's attributes.
-            names = "__name__", "__qualname__", "__annotations__", "__type_params__"
-            if name in _OF_FUNCTIONS or name in names:
-                return getattr(self.func, name)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    @property
-    def _wrapper(self) -> JitFunction[..., T]:
-        return cast(JitFunction[..., T], self.func)
-
-    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """Lower the wrapped function, with the instance filled in, here and when called."""
-        all_args, all_kwargs = (*self.args, *args), {**self.keywords, **kwargs}
-        with trimming:
-            handler = self._wrapper._handler
-            return lower(handler, all_args, all_kwargs, (self.args, self.keywords))
-
-    def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
-        """Compile the wrapped function ahead of time, with the instance filled in."""
-        with trimming:
-            return self._wrapper.compile(*self.args, *args, **self.keywords, **kwargs)
-
-    def cache_info(self) -> CacheInfo:
-        """Return the state of the cache, of all instances."""
-        return self._wrapper.cache_info()
-
-    def traces(self) -> list[Trace]:
-        """Return the record of each trace, for any instance."""
-        return self._wrapper.traces()
-
-    def clear_cache(self) -> None:
-        """Drop all programs, of all instances."""
-        self._wrapper.clear_cache()
-
-    def specialized_source(self) -> str | None:
-        """Return the source of the fast path of the latest call, for any instance."""
-        return self._wrapper.specialized_source()
+    def _unwrapped(self) -> Any:
+        return self._wrapper.__wrapped__.__get__(*self.args)
 
     def __repr__(self) -> str:
         instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])
         return f"<bound {self.func!r} of {instance}>"
-
-    def __eq__(self, other: object) -> Any:
-        return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
-
-    def __hash__(self) -> int:
-        return _hash(self, (self.func, self.args, tuple(self.keywords.items())))
 
 
 def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
@@ -427,7 +365,7 @@ def filter_jit(
     *,
     donate: Donate = "none",
     block: bool = False,
-    maxsize: int | None = DEFAULT_MAXSIZE,
+    maxsize: int | None = 1024,
     max_traces: int | None = None,
     **jitkwargs: Any,
 ) -> Any:

@@ -15,6 +15,7 @@ import jax
 from . import waiting
 from .hidden_warnings import hide_warnings
 from .trace import COMPILING, LOWERING, TRACING, Trace
+from .waiting import Phase
 
 _PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": TRACING,
@@ -31,8 +32,8 @@ listeners: list[Callable[[str, str, float, bool, Trace | None], None]] = []
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        #: For each phase under way, outside in, what to do at its end, if anything.
-        self.phases: list[Callable[[], None] | None] = []
+        #: Those under way, outside in.
+        self.phases: list[Phase] = []
         #: The entry and the trace of what JAX has traced and not compiled yet, by its name; None
         #: for a function that isn't ours.
         self.traced: dict[str, tuple[Any, Trace] | None] = {}
@@ -48,14 +49,12 @@ _thread = _Thread()
 def tracing(entry: Any, trace: Trace) -> Iterator[None]:
     """Time the user's function while it is traced, which may be within another's trace."""
     trace._depth = len(_thread.phases)
-    _thread.phases.append(None)
+    _begin_phase(TRACING, trace)
     _thread.n_hiding += entry.hides_donation_warning
-    waiting.begin(trace, TRACING)
     start = time.perf_counter()
     try:
         yield
     finally:
-        waiting.end(trace, TRACING)
         _thread.n_hiding -= entry.hides_donation_warning
         _end_phase()
     trace.seconds.tracing += time.perf_counter() - start
@@ -79,15 +78,30 @@ def finish(entry: Any, trace: Trace) -> None:
     # JAX doesn't tell the end of a phase that raised.
     while len(_thread.phases) > trace._depth:
         _end_phase()
-    waiting.forget(trace)
     if _thread.traced.get(entry.name) == (entry, trace):
         del _thread.traced[entry.name]
 
 
+def _begin_phase(name: str, trace: Trace | None, at_end: Callable[[], None] | None = None) -> None:
+    phases = _thread.phases
+    if not phases:
+        waiting.under_way[threading.get_ident()] = phases
+    phases.append(Phase(name, trace, at_end))
+    # A fork leaves its child none.
+    if trace is not None and not waiting.watcher.is_alive():
+        waiting.start()
+
+
 def _end_phase() -> None:
-    at_end = _thread.phases.pop() if _thread.phases else None
-    if at_end is not None:
-        at_end()
+    if not _thread.phases:
+        return
+    phase = _thread.phases.pop()
+    if not _thread.phases:
+        waiting.under_way.pop(threading.get_ident(), None)
+    if phase.at_end is not None:
+        phase.at_end()
+    if phase.n_warnings:
+        phase.log_end()
 
 
 def _tell(function: str, phase: str, seconds: float, from_cache: bool, trace: Any) -> None:
@@ -120,8 +134,6 @@ def listen(in_flight: Callable[[], Any]) -> None:
             return
         at_end = None
         entry, trace = (None, None) if phase == TRACING else owner_of(_name_in(fun_name))
-        if trace is not None:
-            waiting.begin(trace, phase)
         if phase == LOWERING:
             # JAX warns while it lowers.
             call = in_flight()
@@ -133,7 +145,7 @@ def listen(in_flight: Callable[[], Any]) -> None:
                 # For another device, say, where a program may hold other custom calls.
                 entry.unclassified = entry.pending = True
                 entry.is_recompiled = trace is not None and trace.seconds.compiling > 0
-        _thread.phases.append(at_end)
+        _begin_phase(phase, trace, at_end)
 
     def on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
         phase = _PHASES.get(event)
@@ -147,8 +159,6 @@ def listen(in_flight: Callable[[], Any]) -> None:
                 return
         else:
             _, trace = owner_of(name)
-        if trace is not None:
-            waiting.end(trace, phase)
         if phase == COMPILING:
             from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
             # What a callback of the program compiles isn't the program.

@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from .._compat import is_staging, trace_configuration
+from .._compat import is_staging, trace_configuration, weak_lowering
 from .._places import Place, call_site
 from .._text import times
 from .description import UNKNOWN, Description, describe_function, kind_of
 from .differences import differences, distance
+from .events import listeners
 from .log import log, log_recompiled, log_streak, switches
-from .size import size_of
 from .trace import MAX_COMPARED, Trace, TraceList
 
 # How many traces of a function are remembered, and how many parts of calls: large trees take
@@ -113,7 +113,7 @@ class History:
                 self.family = _family_of(self.place, *kind_of(function))
                 self.family.tables.add(call.function.table)
                 relative = self.family.latest
-                if relative and (relative, relative.identity) == (function, function.identity):
+                if relative == function:
                     # The same under other options.
                     relative = None
             trace = Trace(
@@ -183,13 +183,17 @@ class History:
             if n_parts > _MAX_PARTS:
                 trace._description = UNKNOWN
 
-    def finish(self, trace: Trace, jaxpr: Any, hits: int) -> None:
+    def finish(self, trace: Trace, jaxpr: Any, lowered: Any, hits: int) -> None:
         """Log a trace that JAX is done with.
 
-        `jaxpr` is what it lowered, if that is known; `hits` how many calls traced nothing so far.
+        `jaxpr` and `lowered` are what it made, if that is known; `hits` how many calls traced
+        nothing so far.
         """
         if jaxpr is not None:
-            trace.equations, trace.busiest_line = size_of(jaxpr)
+            trace._jaxpr, trace._lowering = weakref.ref(jaxpr), weak_lowering(lowered)
+            if listeners:
+                # For a report that is read when JAX has dropped them.
+                _ = trace.program
         if switches and trace._is_again:
             log(trace)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.

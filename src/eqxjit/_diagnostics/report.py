@@ -1,7 +1,5 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
-import functools
-import html
 import json
 import os
 import pathlib
@@ -15,10 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._places import CallSite, innermost_line
-from .._text import times
+from .._compat import compiled_source
+from .._places import JAX_FILES, innermost_line
+from .._text import bytes_text, times
 from .events import listeners
-from .html import block, table
+from .html import block, paragraph, table
+from .size import MANY_BYTES, Program
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import COMPILING, Seconds, TraceList
 
@@ -31,14 +31,7 @@ _MANY_OPERATIONS = 10
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
 <meta name="viewport" content="width=device-width"><title>What was compiled</title>
-<style>@media (max-width: 40em) {{
-  .eqxjit thead {{ display: none }}
-  .eqxjit tr {{ display: block; padding: .5em 0; border-top: 1px solid gray }}
-  .eqxjit td {{ display: block; text-align: left !important; border: 0 !important }}
-  .eqxjit td:empty {{ display: none }}
-  .eqxjit td::before {{ content: attr(data-heading) ": "; opacity: .6 }}
-}}</style>
-<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">{}
+<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1200px">{}
 """
 
 
@@ -51,9 +44,7 @@ class ReportRow(NamedTuple):
         that were traced meanwhile, and what was compiled meanwhile.
     - `share`: the part of the report's total seconds, from 0 to 1.
     - `persistent_cache_hits`: how many of its programs came from JAX's persistent cache.
-    - `equations`: the size of its largest jaxpr, nested ones included; `None` for a function that
-        isn't under eqxjit's `filter_jit`.
-    - `busiest_line`: the user's line that made most of those equations, if one stands out.
+    - `program`: its largest one; `None` for a function that isn't under eqxjit's `filter_jit`.
     - `reason`: the most repeated reason for which it was traced again, and how often.
     """
 
@@ -62,9 +53,50 @@ class ReportRow(NamedTuple):
     seconds: Seconds
     share: float
     persistent_cache_hits: int
-    equations: int | None
-    busiest_line: str
+    program: Program | None
     reason: str
+
+    @property
+    def equations(self) -> int | None:
+        """The size of that program, nested ones included."""
+        return None if self.program is None else self.program.equations
+
+    @property
+    def is_never_cached(self) -> bool:
+        """Whether JAX's persistent cache is on, and never holds that program."""
+        config: Any = jax.config
+        is_on = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
+        return bool(is_on and self.program and self.program.calls_python)
+
+    def notes(self) -> list[str]:
+        """Return what to know about the program's size, its memory and the persistent cache."""
+        program = self.program
+        if program is None:
+            return []
+        lines = "".join([f"\n    {line}" for line in program.lines])
+        notes = [f"{self.equations:,} equations, most of them by{lines}"] if lines else []
+        notes += program.notes
+        if program.memory is not None:
+            n_bytes, saves = program.memory.temporaries, program.donation_saves
+            # XLA fuses others away.
+            arrays = [str(each) for each in program.largest_arrays if each.bytes <= n_bytes]
+            if arrays:
+                notes.append(
+                    f"it takes {bytes_text(n_bytes)} on the way. The largest arrays: "
+                    f"{'; '.join(arrays)}. `jax.checkpoint` keeps fewer for a gradient; others may "
+                    "be made block by block (`jax.lax.map` with `batch_size`)."
+                )
+            if not program.memory.donated and saves >= MANY_BYTES:
+                notes.append(
+                    f"it returns {bytes_text(saves)} of arrays with the shapes of its arguments: "
+                    'where these aren\'t used again, `filter_jit(donate="all")` saves that much.'
+                )
+        if self.is_never_cached:
+            notes.append(
+                "it never comes from JAX's persistent cache, because it calls Python "
+                "(`eqx.error_if`, `jax.debug.print`, Diffrax without `throw=False`)."
+            )
+        return [f"{self.function}: {note}" for note in notes]
 
 
 def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> ReportRow:
@@ -74,23 +106,17 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
         setattr(seconds, span.phase, spent)
     # A program that is compiled for another device has no trace, nor has JAX's function.
     traces = _traces_of(spans)
-    largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
-    recompiled = [difference for trace in traces for difference in trace.recompiled]
-    found = [difference for trace in traces for difference in trace.differences]
-    reasons = Counter((each.category, each.path) for each in (*found, *recompiled))
-    reason = ""
-    for (category, path), count in reasons.most_common(1):
-        often = f" ({times(count)})" if count > 1 else ""
-        reason = f"{category}{': ' if path else ''}{path}{often}"
+    programs = [trace.program for trace in traces if trace.program is not None]
+    found = [each.cause for trace in traces for each in (*trace.differences, *trace.recompiled)]
+    reasons = Counter(found).most_common(1)
     return ReportRow(
         function=function,
         traces=max(len(traces), sum([span.phase == COMPILING for span in spans])),
         seconds=seconds,
         share=seconds.total / total_seconds if total_seconds else 0.0,
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
-        equations=None if largest is None else largest.equations,
-        busiest_line="" if largest is None else largest.busiest_line,
-        reason=reason,
+        program=max(programs, key=lambda program: program.equations, default=None),
+        reason="".join([f"{cause} ({times(n)})" if n > 1 else str(cause) for cause, n in reasons]),
     )
 
 
@@ -131,38 +157,23 @@ class CompileReport:
 
     def notes(self) -> list[str]:
         """Return remarks on functions that stand out, and on operations outside of any."""
-        return [*self._note_on_operations(), *self._notes_on_functions()]
+        of_functions = [note for row in self.rows for note in row.notes()]
+        return [*self._note_on_operations(), *of_functions]
 
     def _note_on_operations(self) -> list[str]:
         # Phases of one function come one after another.
-        spans = [s for s in self.spans if s.depth == 0 and s.trace is None and s.called_by]
-        spans = [span for span in spans if _is_operation(span.function)]
+        spans = [span for span in self.spans if span.depth == 0 and span.called_by]
         seconds, total = sum([span.seconds for span in spans]), self.total_seconds
         n = sum([span.phase == COMPILING for span in spans])
         if n < _MANY_OPERATIONS or seconds < total / 4:
             return []
-        by_function: dict[tuple[str, str], float] = defaultdict(float)
-        by_line: dict[CallSite, float] = defaultdict(float)
+        by_line: dict[Any, float] = defaultdict(float)
         for span in spans:
-            assert span.called_by is not None
-            site, function = span.called_by
-            by_function[site.filename, function] += span.seconds
-            by_line[site] += span.seconds
-        filename, function = max(by_function, key=by_function.__getitem__)
-        lines = [site for site in by_line if site.filename == filename]
-        line = max(lines, key=by_line.__getitem__)
+            by_line[span.called_by] += span.seconds
+        line, function = max(by_line, key=by_line.__getitem__)
         return [
             f"{seconds / total:.0%} of the time went into {n} operations outside of any jit, most "
-            f"of it from `{function}` ({line}): call them in a jitted function."
-        ]
-
-    def _notes_on_functions(self) -> list[str]:
-        return [
-            f"{row.function}: one line makes most of its {row.equations:,} equations: "
-            f"{row.busiest_line}. A loop in Python is unrolled: use `jax.lax.scan` or "
-            "`jax.lax.fori_loop`, or `jax.vmap` where the steps don't depend on each other."
-            for row in self.rows
-            if row.busiest_line
+            f"of all by {line} (`{function}`): call them in a jitted function."
         ]
 
     @property
@@ -201,8 +212,8 @@ class CompileReport:
         title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
         cells = [(row.function, *_columns(row).values(), row.reason) for row in rows]
         headings = ("function", *_columns(rows[0]), "traced again for")
-        notes = "".join([f"<p>{html.escape(note)}</p>" for note in self.notes()])
-        return block(title, timeline_html(self.spans), table(headings, cells), notes)
+        notes = map(paragraph, self.notes())
+        return block(title, timeline_html(self.spans), table(headings, cells), *notes)
 
     def __repr__(self) -> str:
         rows = self.rows
@@ -226,27 +237,20 @@ class CompileReport:
 
 def _columns(row: ReportRow) -> dict[str, str]:
     """Return the text of each column of numbers, by its heading."""
+    memory = row.program and row.program.memory
+    arguments, outputs, _, temporaries = map(bytes_text, memory) if memory else [""] * 4
     return {
         "traces": str(row.traces),
         "trace s": f"{row.seconds.tracing:.3f}",
         "lower s": f"{row.seconds.lowering:.3f}",
         "compile s": f"{row.seconds.compiling:.3f}",
         "share": f"{row.share:.0%}",
-        "cached": str(row.persistent_cache_hits),
-        "size": "" if row.equations is None else f"{row.equations:,}",
+        "cached": "never" if row.is_never_cached else str(row.persistent_cache_hits),
+        "size": f"{row.program.equations:,}" if row.program else "",
+        "arguments": arguments,
+        "outputs": outputs,
+        "on the way": temporaries,
     }
-
-
-@functools.cache
-def _names_of_operations() -> set[str]:
-    modules = (jax.lax, jax.numpy, jax.numpy.linalg, jax.numpy.fft, jax.random, jax.nn)
-    return {name for module in modules for name in dir(module)}
-
-
-def _is_operation(function: str) -> bool:
-    """Return whether a function under `jax.jit` is one of JAX's own, by its name."""
-    name, names = function.removeprefix("_"), _names_of_operations()
-    return name in names or (name != function and name.partition("_")[0] in names)
 
 
 @contextmanager
@@ -258,8 +262,9 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
         start = time.perf_counter() - begun - seconds
         thread = threading.current_thread()
         span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
-        if record is None:
-            span = span._replace(called_by=innermost_line(sys._getframe(1)))
+        frame = sys._getframe(1)
+        if record is None and compiled_source(frame).startswith(JAX_FILES):
+            span = span._replace(called_by=innermost_line(frame))
         report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)

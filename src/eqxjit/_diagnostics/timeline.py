@@ -13,15 +13,9 @@ from .trace import COMPILING, LOWERING, TRACING, Trace
 
 # How many spans a page shows, the longest.
 _MAX_SHOWN = 3_000
-# How much of a page an interval takes in which nothing is compiled, at most.
-_WIDEST_GAP = 0.04
 
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
-_GREY = "rgba(128,128,128,0.2)"
-_BAR = (
-    "float:left;height:17px;overflow:hidden;white-space:nowrap;color:#111111;font-size:11px;"
-    "line-height:17px;border-radius:2px"
-)
+_BAR = "white-space:nowrap;overflow:hidden;color:#111111;border-radius:2px;background-color:"
 
 
 class ReportSpan(NamedTuple):
@@ -37,7 +31,7 @@ class ReportSpan(NamedTuple):
     - `trace`: the `Trace` that it was for, with the reason for it; `None` for a function that isn't
         under eqxjit's `filter_jit`.
     - `nested_seconds`: how much of `seconds` its nested spans took.
-    - `called_by`: the user's function and line that called a function of others.
+    - `called_by`: the user's function and line that called an operation outside of any jit.
     """
 
     function: str
@@ -106,63 +100,56 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
 
 def timeline_html(spans: Sequence[ReportSpan]) -> str:
     """Return a flame chart of spans: a lane for each thread, a row for each level of nesting."""
-    shown = sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:]
-    times, places, gaps = _scale(spans)
-    title = f"{times[-1] - times[0]:.3g} s from the first trace to the last program."
-    if len(shown) < len(spans):
-        title += f" The {len(shown):,} longest of {len(spans):,} spans."
+    shown = sorted(sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:], key=_start)
+    times, places = _scale(spans)
+    parts = [f"<p>{times[-1] - times[0]:.3g} s from the first trace to the last program."]
     for phase, colour in _COLOURS.items():
-        style = f"background-color:{colour};color:#111111;white-space:nowrap"
-        title += f' <span style="{style}">&ensp;{phase}&ensp;</span>'
-    parts = [f"<p>{title}</p>"]
-    rows: dict[tuple[str, int], list[Any]] = collections.defaultdict(list)
-    for span in shown:
-        text = f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"
-        if span.from_persistent_cache:
-            text += "\nfrom JAX's persistent cache"
-        if span.trace is not None:
-            text += f"\ntrace {span.trace.number}: {span.reason}\ncalled at {span.trace.call_site}"
-        start, end = np.interp((span.start, span.end), times, places)
-        bar = start, end, _COLOURS[span.phase], span.function, text
-        rows[span.thread, span.depth].append(bar)
-    for (thread, depth), bars in sorted(rows.items()):
+        parts.append(f' <span style="{_BAR}{colour}">&ensp;{phase}&ensp;</span>')
+    parts.append("</p>")
+    lanes = sorted({(span.thread, span.depth) for span in shown})
+    for thread, depth in lanes:
         if depth == 0:
-            parts.append(f'<div style="clear:both;padding-top:8px">{html.escape(thread)}</div>')
-            for gap in gaps:
-                text = f"{gap[1] - gap[0]:.3g} s without tracing or compiling"
-                bars.append((*np.interp(gap, times, places), _GREY, "", text))
-        parts.append(_row(bars))
-    return f'{"".join(parts)}<div style="clear:both;height:8px"></div>'
+            parts.append(f'<div style="padding-top:8px">{html.escape(thread)}</div>')
+        parts.append('<div style="clear:both;height:18px;overflow:hidden">')
+        cursor = 0.0
+        for span in [span for span in shown if (span.thread, span.depth) == (thread, depth)]:
+            start, end = np.interp((span.start, span.end), times, places)
+            margin = max(0.0, round(start - cursor, 3))
+            width = max(0.0, round(end - cursor - margin, 3))
+            # As it is written: what is rounded doesn't add up.
+            cursor += margin + width
+            style = f"float:left;margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR}"
+            parts.append(
+                f'<div class="bar" style="{style}{_COLOURS[span.phase]}" '
+                f'title="{html.escape(_text(span))}">{html.escape(span.function)}</div>'
+            )
+        parts.append("</div>")
+    return "".join(parts)
 
 
-def _scale(spans: Sequence[ReportSpan]) -> tuple[list[float], Any, list[tuple[float, float]]]:
-    """Return times, where each is from 0 to 100, and the gaps between spans that are cut there."""
+def _text(span: ReportSpan) -> str:
+    text = f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"
+    if span.from_persistent_cache:
+        text += "\nfrom JAX's persistent cache"
+    if span.trace is not None:
+        text += f"\ntrace {span.trace.number}: {span.reason}\ncalled at {span.trace.call_site}"
+    return text
+
+
+def _start(span: ReportSpan) -> float:
+    return span.start
+
+
+def _scale(spans: Sequence[ReportSpan]) -> tuple[list[float], Any]:
+    """Return times, and where each is from 0 to 100, without those when nothing was compiled."""
     times: list[float] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        if times and span.start <= times[-1]:
-            times[-1] = max(times[-1], span.end)
-        else:
-            times += [span.start, span.end]
+    for span in sorted(spans, key=_start):
+        if not times or span.start > times[-1]:
+            times += [span.start, span.start]
+        times[-1] = max(times[-1], span.end)
     lengths = np.diff(times)
-    widest = _WIDEST_GAP * lengths[::2].sum()
-    gaps = [g for g in zip(times[1::2], times[2::2], strict=False) if g[1] - g[0] > widest]
     # Nobody would see the rest beside a long wait for data, say.
-    lengths[1::2] = np.minimum(lengths[1::2], widest)
+    lengths[1::2] = 0
     places = np.cumsum([0.0, *lengths])
     # A bit less, because a row of more than 100 % would break.
-    return times, places * (99.99 / max(places[-1], 1e-9)), gaps
-
-
-def _row(bars: list[tuple[float, float, str, str, str]]) -> str:
-    """Return a row of bars, each placed from the end of the one before."""
-    parts: list[str] = []
-    cursor = 0.0
-    for start, end, colour, text, title in sorted(bars):
-        left = max(cursor, start)
-        margin, width = round(left - cursor, 3), max(0.0, round(end - left, 3))
-        # As it is written: what is rounded doesn't add up.
-        cursor += margin + width
-        style = f"margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR};background-color:{colour}"
-        text, title = html.escape(text), html.escape(title)
-        parts.append(f'<div class="bar" style="{style}" title="{title}">{text}</div>')
-    return f'<div style="clear:both;height:18px;overflow:hidden">{"".join(parts)}</div>'
+    return times, places * (99.99 / max(places[-1], 1e-9))

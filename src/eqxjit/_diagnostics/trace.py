@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .._places import CallSite, Place
@@ -11,6 +11,7 @@ from .._text import short
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, distance, listed, of_functions
 from .html import block, table
+from .size import Memory, Program, memory_in, program_of
 
 # With how many of those before it a trace is compared.
 MAX_COMPARED = 16
@@ -51,12 +52,8 @@ class Trace:
         `src/train.py:31`.
     - `seconds`: how long it took.
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
-    - `equations`: the size of the jaxpr, nested ones included; `None` where it wasn't looked at,
-        because it became part of an outer program.
     - `recompiled`: how the calls differed for which JAX compiled its program again, without a
         trace: by another device or sharding, mostly.
-    - `busiest_line`: the user's line that made most of the equations, and how many, as
-        `"model.py:12 (4,000)"`; empty where no line stands out.
     """
 
     function: str
@@ -65,8 +62,6 @@ class Trace:
     _: dataclasses.KW_ONLY
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
     from_persistent_cache: bool = False
-    equations: int | None = None
-    busiest_line: str = ""
     recompiled: list[Difference] = dataclasses.field(default_factory=list)
 
     # For those who make it: of the function, of the call, and of JAX.
@@ -95,6 +90,10 @@ class Trace:
     # How many of JAX's phases were under way in its thread when it began.
     _depth: int = 0
     _explanation: "tuple[tuple[Difference, ...], int | None] | None" = None
+    # What JAX has made, weakly: it holds constants of the user's.
+    _jaxpr: Callable[[], Any] = lambda: None
+    _lowering: Callable[[], Any] = lambda: None
+    _program: Program | None = None
 
     # --- The explanation, made when it is read ------------------------------------------------
 
@@ -156,6 +155,32 @@ class Trace:
                 "its text nor its hash shows"
             )
         return Difference("cache evicted or cleared", "", "", why)
+
+    # --- What it made, found out when it is read ----------------------------------------------
+
+    @property
+    def program(self) -> Program | None:
+        """Its equations, the lines and loops that make them, and its memory.
+
+        `None` where it became part of an outer program, or was first read when JAX had dropped it.
+        """
+        jaxpr, lowering = self._jaxpr(), self._lowering()
+        if self._program is None and jaxpr is not None:
+            self._program = program_of(jaxpr, lowering)
+        elif self._program is not None and self._program.memory is None:
+            # It may have been compiled since.
+            self._program = self._program._replace(memory=memory_in(lowering))
+        return self._program
+
+    @property
+    def equations(self) -> int | None:
+        """The size of the jaxpr, nested ones included; `None` without a `program`."""
+        return None if self.program is None else self.program.equations
+
+    @property
+    def memory(self) -> Memory | None:
+        """What XLA takes for the program; `None` where that isn't known."""
+        return None if self.program is None else self.program.memory
 
     # --- Texts --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from .._places import innermost_line
 from .log import logger
@@ -11,85 +12,69 @@ from .trace import TRACING, Trace
 
 #: After how many seconds of one phase a warning comes; the last ones come again and again.
 BOUNDS = [10.0, 60.0, 300.0, 900.0]
-
-
-@dataclasses.dataclass(eq=False)
-class _Phase:
-    trace: Trace
-    name: str
-    thread: int
-    begun: float
-    n_warnings: int = 0
-
-    def warn_if_due(self) -> None:
-        seconds = time.perf_counter() - self.begun
-        last = len(BOUNDS) - 1
-        due = BOUNDS[min(self.n_warnings, last)] + max(0, self.n_warnings - last) * BOUNDS[last]
-        if seconds < due:
-            return
-        self.n_warnings += 1
-        runs = innermost_line(sys._current_frames().get(self.thread))
-        where = f", and runs {runs.site} now" if self.name == TRACING and runs else ""
-        logger.warning(
-            "`%s`, called at %s, has been %s for %.3g s%s.",
-            *(self.trace.function, self.trace.call_site, self.name, seconds, where),
-        )
-
-
-# The outermost phase under way of each thread.
-_phases: dict[int, _Phase] = {}
-_watcher: threading.Thread | None = None
 # After how many rounds without a phase the watcher ends.
 _MAX_IDLE = 60
 
 
-def begin(trace: Trace, phase: str) -> None:
-    """Watch a phase of a trace in this thread, unless it is within another one."""
-    thread = threading.get_ident()
-    if thread in _phases:
-        return
-    _phases[thread] = _Phase(trace, phase, thread, time.perf_counter())
-    # Not woken, which would take the interpreter from this thread. A fork leaves its child none.
-    if _watcher is None or not _watcher.is_alive():
-        _start()
+@dataclasses.dataclass(eq=False)
+class Phase:
+    """A phase under way in a thread: of a trace of ours, or of a function of others."""
+
+    name: str
+    trace: Trace | None
+    #: What to do at its end, if anything.
+    at_end: Callable[[], None] | None = None
+    begun: float = dataclasses.field(default_factory=time.perf_counter)
+    n_warnings: int = 0
+
+    def warn_if_due(self, thread: int) -> None:
+        trace, seconds = self.trace, time.perf_counter() - self.begun
+        last = len(BOUNDS) - 1
+        due = BOUNDS[min(self.n_warnings, last)] + max(0, self.n_warnings - last) * BOUNDS[last]
+        if trace is None or seconds < due:
+            return
+        self.n_warnings += 1
+        more, runs = "", innermost_line(sys._current_frames().get(thread))
+        if self.name == TRACING:
+            more = f", and runs {runs.site} now" if runs else ""
+        elif trace.program is not None:
+            # It was lowered before.
+            lines = [f"\n  {line}" for line in trace.program.lines]
+            more = f"; it has {trace.equations:,} equations{':' if lines else ''}{''.join(lines)}"
+        logger.warning(
+            "`%s`, called at %s, has been %s for %.3g s%s.",
+            *(trace.function, trace.call_site, self.name, seconds, more),
+        )
+
+    def log_end(self) -> None:
+        """Say how long it took, if that was long."""
+        if self.trace is not None and self.n_warnings:
+            seconds = time.perf_counter() - self.begun
+            logger.warning("`%s`: %s took %.3g s.", self.trace.function, self.name, seconds)
 
 
-def end(trace: Trace, phase: str) -> None:
-    """Watch a phase no longer; say how long it took, if that was long."""
-    watched = _phases.get(threading.get_ident())
-    if watched is None or (watched.trace, watched.name) != (trace, phase):
-        return
-    del _phases[watched.thread]
-    if watched.n_warnings:
-        seconds = time.perf_counter() - watched.begun
-        logger.warning("`%s`: %s took %.3g s.", trace.function, phase, seconds)
+#: By its number, the phases under way of each thread, outside in.
+under_way: dict[int, list[Phase]] = {}
+watcher = threading.Thread()
 
 
-def forget(trace: Trace) -> None:
-    """Watch no phase of a trace any longer: the call that needed it is over, or raised."""
-    watched = _phases.get(threading.get_ident())
-    if watched is not None and watched.trace is trace:
-        del _phases[watched.thread]
-
-
-def _start() -> None:
-    global _watcher
-    _watcher = threading.Thread(target=_watch, name="eqxjit", daemon=True)
-    _watcher.start()
+def start() -> None:
+    """Watch the phases under way, in a thread that ends when there have been none for a while."""
+    global watcher
+    watcher = threading.Thread(target=_watch, name="eqxjit", daemon=True)
+    watcher.start()
 
 
 def _watch() -> None:
-    global _watcher
     n_idle = 0
     while n_idle < _MAX_IDLE:
+        # Not woken, which would take the interpreter from the thread that traces.
         time.sleep(min(1.0, BOUNDS[0] / 4))
-        if _watcher is not threading.current_thread():
+        if watcher is not threading.current_thread():
             # Two threads began at once, and each started one.
             return
-        for phase in [*_phases.values()]:
-            phase.warn_if_due()
-        n_idle = 0 if _phases else n_idle + 1
-    _watcher = None
-    # One may have begun in between.
-    if _phases:
-        _start()
+        n_idle = 0 if under_way else n_idle + 1
+        for thread, phases in [*under_way.items()]:
+            # The others are parts of the outermost one.
+            for phase in [phase for phase in phases if phase.trace is not None][:1]:
+                phase.warn_if_due(thread)

@@ -1,0 +1,333 @@
+"""What makes a program large: its lines, its loops in Python, its arrays, and what helps."""
+
+import gc
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.places import shown
+
+HERE = shown(__file__)
+X = jnp.ones(8)
+N = 60
+linear = eqx.nn.Linear(8, 8, key=jax.random.key(0))
+
+
+def program_of(fun, *args):
+    f = eqxjit.filter_jit(fun)
+    # What is held weakly must not be gone.
+    lowered = f.lower(*args)
+    program = f.traces()[0].program
+    del lowered
+    return program
+
+
+def line_of(fun, offset):
+    return f"{HERE}:{fun.__code__.co_firstlineno + offset}"
+
+
+# Each with the line of the loop in it, counted from its first.
+
+
+def one_line(x):
+    for _ in range(250):
+        x = x + jnp.sin(x)
+    return x
+
+
+def four_lines(x):
+    key = jax.random.key(0)
+    for _ in range(N):
+        key, sub = jax.random.split(key)
+        z = jax.random.normal(sub, (2, 8))
+        x = x + 0.1 + jnp.exp(x) * z[0]
+        x = 0.9 * x + 0.1 * z[1]
+    return x
+
+
+def field(y):
+    return jnp.stack([10 * (y[1] - y[0]), y[0] * (28 - y[2]) - y[1], y[0] * y[1] - 2.67 * y[2]])
+
+
+def solver(y):
+    y = y[:3]
+    for _ in range(N // 2):
+        k1 = field(y)
+        k2 = field(y + 0.005 * k1)
+        y = y + 0.01 / 2 * (k1 + k2)
+    return y
+
+
+def training(x):
+    model = linear
+    for _ in range(10):
+        grads = eqx.filter_grad(lambda model: jnp.mean(jax.vmap(model)(x[None]) ** 2))(model)
+        updates = jax.tree.map(lambda g: jnp.where(g > 1, 1, g) * 0.1 - jnp.sign(g), grads)
+        model = eqx.apply_updates(model, updates)
+    return model(x)
+
+
+def while_loop(x):
+    n = 0
+    while n < N:
+        x = jnp.sin(x) * 2 + jnp.cos(x)
+        n += 1
+    return x
+
+
+def comprehension(x):
+    return sum([jnp.sin(x * n) + jnp.cos(x + n) for n in range(N)])
+
+
+def generator(x):
+    return sum(jnp.sin(x * n) + jnp.cos(x + n) for n in range(N))
+
+
+def differentiated(x):
+    def loss(x):
+        for n in range(N):
+            x = jnp.sin(x) * n
+        return x.sum()
+
+    return jax.grad(loss)(x)
+
+
+def in_scan(x):
+    def body(x, _):
+        for n in range(N):
+            x = jnp.sin(x) * n + jnp.cos(x)
+        return x, None
+
+    return jax.lax.scan(body, x, None, length=2)[0]
+
+
+class Layers(eqx.Module):
+    layers: list
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = jax.nn.relu(layer(x))
+        return x
+
+
+def layers(x):
+    return Layers([linear] * N)(x)
+
+
+LOOPS = {
+    one_line: line_of(one_line, 1),
+    four_lines: line_of(four_lines, 2),
+    solver: line_of(solver, 2),
+    training: line_of(training, 2),
+    # CPython tests at the end of each pass: the loop begins in its body.
+    while_loop: line_of(while_loop, 3),
+    comprehension: line_of(comprehension, 1),
+    generator: line_of(generator, 1),
+    differentiated: line_of(differentiated, 2),
+    in_scan: line_of(in_scan, 2),
+    layers: line_of(Layers.__call__, 1),
+}
+
+
+@pytest.mark.parametrize("fun", LOOPS, ids=lambda fun: fun.__name__)
+def test_a_loop_is_named_by_its_own_line(fun):
+    program = program_of(fun, X)
+    assert program.equations >= 200
+    assert program.loops == (LOOPS[fun],)
+    [note] = program.notes
+    assert f"loop at {LOOPS[fun]} is unrolled" in note
+    assert "jax.lax.scan" in note
+
+
+def test_loops_in_a_loop_are_all_named():
+    def nested(x):
+        for _ in range(10):
+            x = x + 1
+            for _ in range(10):
+                x = jnp.sin(x) * 2
+            for _ in range(2):
+                x = jnp.cos(x)
+        return x
+
+    assert program_of(nested, X).loops == (line_of(nested, 1), line_of(nested, 3))
+
+
+def test_a_recursion_is_named():
+    def power(x, n):
+        if n == 0:
+            return x
+        return jnp.sin(power(x, n - 1)) * 2 + jnp.cos(x)
+
+    program = program_of(lambda x: power(x, N), X)
+    assert program.loops == (line_of(power, 3),)
+    assert "the recursion at" in program.notes[0]
+    # Not a line for each depth.
+    assert len(program.lines[0].split(" -> ")) == 2
+
+
+def straight(x):
+    x = jnp.sin(x) + jnp.cos(x) * jnp.tan(x)
+    x = jnp.sin(x) + jnp.cos(x) * jnp.tan(x)
+    x = jnp.sin(x) + jnp.cos(x) * jnp.tan(x)
+    x = jnp.sin(x) + jnp.cos(x) * jnp.tan(x)
+    x = jnp.sin(x) + jnp.cos(x) * jnp.tan(x)
+    return jax.nn.softmax(x)
+
+
+def straight_gradient(x):
+    # The way back is no pass through a loop.
+    for _ in range(4):
+        x = jax.grad(lambda x: straight(straight(x)).sum())(x)
+    return x
+
+
+def few_large_passes(x):
+    for _ in range(3):
+        x = eqx.nn.MLP(8, 8, 8, 30, key=jax.random.key(0))(x)
+    return x
+
+
+def sequential(x):
+    model = eqx.nn.Sequential([linear, eqx.nn.Lambda(jax.nn.relu)] * N)
+    return jax.vmap(model)(x[None])
+
+
+def deep(x):
+    return eqx.nn.MLP(8, 8, 8, N, key=jax.random.key(0))(x)
+
+
+def leaves(x):
+    return jax.tree_util.tree_map(lambda x: jnp.sin(x) * 2 - x**2, [x] * N)
+
+
+@pytest.mark.parametrize(
+    ("fun", "advice"),
+    [
+        (straight_gradient, ""),
+        (few_large_passes, "eqx.filter_vmap"),
+        (sequential, "eqx.filter_vmap"),
+        (deep, "eqx.filter_vmap"),
+        (leaves, "eqxjit.pack"),
+    ],
+    ids=lambda case: getattr(case, "__name__", ""),
+)
+def test_what_is_no_loop_of_the_users(fun, advice):
+    program = program_of(fun, X)
+    assert program.equations >= 200
+    assert program.lines
+    assert program.loops == ()
+    assert all(advice in note for note in program.notes)
+    assert bool(program.notes) == bool(advice)
+
+
+def test_a_jitted_function_that_is_inlined_often():
+    @jax.jit
+    def inner(x):
+        for n in range(4):
+            x = jnp.sin(x) * n + jnp.cos(x)
+        return x
+
+    def outer(x):
+        a, b, c, d = inner(x), inner(x + 1), inner(x + 2), inner(x + 3)
+        e, f, g, h = inner(x), inner(x + 1), inner(x + 2), inner(x + 3)
+        return a + b + c + d + e + f + g + h + inner(inner(inner(inner(x)))), inner(x)
+
+    inner(X)
+    program = program_of(outer, X)
+    assert program.loops == ()
+    [note] = program.notes
+    assert f"`inner` ({line_of(inner.__wrapped__, 0)}) is inlined 13 times" in note
+    # Although it was traced before, for another call.
+    assert any(f"outer:{outer.__code__.co_firstlineno + 1} -> inner:" in t for t in program.lines)
+
+
+def policy(x):
+    x = jnp.sin(x) * 2 + jnp.cos(x) - jnp.tan(x)
+    return jax.lax.cond(x[0] > 0, lambda x: x + 1, lambda x: x - jnp.sin(x), x)
+
+
+def test_equations_count_where_they_stand():
+    def rollout(x):
+        for _ in range(30):
+            x = policy(x)
+            x = x + jnp.sin(x)
+        return x
+
+    program = program_of(rollout, X)
+    first, policys = rollout.__code__.co_firstlineno, policy.__code__.co_firstlineno
+    n = program.equations
+    # For a condition: what is compared, and one more in each branch.
+    assert program.lines == (
+        f"rollout:{first + 2} -> policy:{policys + 2}: 240 of {n}",
+        f"rollout:{first + 2} -> policy:{policys + 1}: 180 of {n}",
+        f"rollout:{first + 2} -> policy:{policys + 2} -> <lambda>:{policys + 2}: 90 of {n}",
+        f"rollout:{first + 3}: 60 of {n}",
+    )
+    assert n == 480
+
+
+def kernel(a, b):
+    squares = jnp.sum((a[:, None] - b[None]) ** 2, -1)
+    # What is sorted can't be fused.
+    return jnp.sort(squares, axis=1)[:, :2]
+
+
+def test_memory_is_read_without_compiling():
+    f = eqxjit.filter_jit(kernel)
+    f(jnp.ones((700, 2)), jnp.ones((800, 2)))
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: events.append(event)
+    )
+    [trace] = f.traces()
+    assert trace.memory[:3] == (700 * 8 + 800 * 8, 700 * 8, 0)
+    assert trace.memory.temporaries >= 700 * 800 * 4
+    assert events == []
+    [differences, squares, *_] = trace.program.largest_arrays
+    assert (differences.type, differences.bytes) == ("float32[700,800,2]", 700 * 800 * 8)
+    assert differences.line == line_of(kernel, 1)
+    assert squares.bytes == 700 * 800 * 4
+
+
+def test_what_is_known_of_memory_is_in_the_report(capsys):
+    def step(state, x):
+        return state + kernel(x, x).sum(), x.sum()
+
+    state, x = jnp.ones((1000, 600)), jnp.ones((1000, 2))
+    notes = {}
+    for donate in ("none", "all-except-first", "all"):
+        f = eqxjit.filter_jit(step, donate=donate)
+        with eqxjit.compile_report() as report:
+            f(state + 0, x)
+        [row] = [row for row in report.rows if row.function.endswith("step")]
+        notes[donate] = "\n".join(row.notes())
+        assert row.program.memory == f.traces()[0].memory
+        assert "2.41 MB" in capsys.readouterr().out
+    # Not the larger one that XLA has fused away.
+    assert "The largest arrays: float32[1000,1000] (4 MB) at " in notes["none"]
+    assert "jax.checkpoint" in notes["none"]
+    for donate in ("none", "all-except-first"):
+        assert "it returns 2.4 MB of arrays" in notes[donate]
+    assert "donate" not in notes["all"]
+
+
+def test_nothing_of_the_users_is_kept_alive():
+    def make():
+        constant = jnp.ones(300_000)
+        f = eqxjit.filter_jit(lambda x: jnp.sin(x + constant))
+        with eqxjit.compile_report() as report:
+            f(jnp.ones(()))
+        return weakref.ref(constant), report
+
+    constant, report = make()
+    gc.collect()
+    jax.clear_caches()
+    assert constant() is None
+    [row] = [row for row in report.rows if row.function.endswith("<lambda>")]
+    # It was read while JAX had it.
+    assert row.equations == 2
+    assert row.program.memory.outputs == 1_200_000
