@@ -16,7 +16,6 @@ import pytest
 import eqxjit
 from tests.support.callables import every_callable
 from tests.support.helpers import assert_same, outcome
-from tests.support.inside import clear_tables
 from tests.support.models import arrays
 from tests.support.sides import CALLS, both
 
@@ -46,7 +45,6 @@ traces: list[Any] = []
 @pytest.fixture(autouse=True)
 def _no_traces():
     eqx.clear_caches()
-    # Which may not reach them (`nox -s private`).
     clear_tables()
     traces.clear()
 

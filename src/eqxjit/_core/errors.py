@@ -178,19 +178,26 @@ def raise_instead(clearer: BaseException | None, cause: BaseException | None = N
 
 
 def split_named(
-    tree: Any, named: Callable[[], list[tuple[str, Any]]], is_input: bool = True
+    tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any
 ) -> tuple[Spec, list[Any], list[Any]]:
-    """Return `split(tree, is_input)`; an error names the part that is at fault.
+    """Return `split(tree, *options)`; an error names the part that is at fault.
 
     `named` returns parts of the tree with their names, from which paths begin.
     """
     __tracebackhide__ = True
     try:
-        return split(tree, is_input)
+        return split(tree, *options)
     except Exception as error:
         # A flatten or a `__hash__` of the user's, and JAX's for the keys of a dict.
-        raise_instead(_split_error(error, named()), error)
+        raise_named(error, named)
         raise
+
+
+def raise_named(error: BaseException, named: Callable[..., Any], *args: Any) -> None:
+    """Raise a clearer error than that of `split`, if there is one; `named(*args)` as above."""
+    __tracebackhide__ = True
+    if isinstance(error, Exception):
+        raise_instead(_split_error(error, named(*args)), error)
 
 
 def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:

@@ -24,7 +24,7 @@ from .._core.errors import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._spec.static_key import Static, register_reader
-from .._spec.tree import Spec, combine, is_array, leaf_paths, split
+from .._spec.tree import Spec, combine, is_array, split
 from .._text import counted, short
 from .freeze import snapshot
 from .saved import PLACEHOLDER, Type, is_computable, type_of
@@ -155,11 +155,12 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
     """
     if isinstance(max_leaf_bytes, bool) or not isinstance(max_leaf_bytes, int):
         raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
-    spec, arrays, statics = split_named(tree, lambda: [("tree", tree)], is_input=False)
-    if any(type(static) is Layout for static in statics):
-        found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
-        path = found[0].removesuffix(".layout")
-        raise ValueError(f"`{path}` is packed already. To pack it again, `unpack` it first.")
+    spec, arrays, statics = split_named(tree, lambda: [("tree", tree)], False)
+    leaves, _ = tree_flatten_with_path(tree, is_leaf=lambda node: type(node) is Packed)
+    for path, leaf in leaves:
+        if type(leaf) is Packed:
+            name = f"tree{keystr(path)}"
+            raise ValueError(f"`{name}` is packed already. To pack it again, `unpack` it first.")
     # An optimizer without a state has none.
     if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")

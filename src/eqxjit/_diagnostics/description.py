@@ -20,7 +20,7 @@ from jax.core import Tracer
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._places import CallSite, captured, code_of, is_users, is_users_module, transformation_of
-from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, Static, static_key
+from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Opaque, Static, static_key
 from .._spec.tree import ARRAY, NODE, children, is_array, read_node, split
 from .._text import counted, short
 
@@ -326,7 +326,7 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[Part, list[Any]]:
     suffixes, values, metadata = read_node(value)
     if cls in WRAPPERS:
         # Around anybody's function.
-        key, detail = hash(metadata.options.key), " with other options"
+        key, detail = hash(static_key(metadata.options)), " with other options"
         below = [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
         return Part(name, key, name, is_node=True, detail=detail), below
     is_partial = cls is jax.tree_util.Partial
@@ -425,7 +425,7 @@ def _nature(key: Hashable, value: Any) -> str:
         return "array"
     if kind is types.MethodType and not isinstance(value.__self__, type):
         return "method"
-    if not isinstance(key, (weakref.ref, Identity)) or isinstance(value, type):
+    if type(key) is tuple or kind.__eq__ is not object.__eq__ or isinstance(value, type):
         return ""
     if isinstance(value, functools.partial):
         return "partial"

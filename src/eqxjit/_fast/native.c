@@ -33,7 +33,7 @@ Invariants:
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
-#define INTERFACE 57
+#define INTERFACE 59
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -46,7 +46,7 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 
 /* Names of methods and attributes. */
 #define NAMES(DO)                                                                                      \
-    DO(failed_fast) DO(finish_fast) DO(call_of) DO(wait_for) DO(block_until_ready) DO(entry) DO(index) \
+    DO(failed_fast) DO(finish_fast) DO(call_of) DO(wait_for) DO(block_until_ready) DO(entry) \
     DO(hash) DO(value) DO(identity_suffices) DO(content)
 #define DECLARE(name) PyObject *name;
 
@@ -263,11 +263,10 @@ typedef struct {
     PyObject *entry;
     PyObject *jitted;
     PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *outs;          /* a dict of what the entry's traces returned, by index */
-    PyObject *first;         /* what the first one did */
-    PyObject *aliases;       /* pairs of numbers of static objects that must be one */
+    PyObject *first;         /* what the entry's first trace returned */
+    PyObject *outs;          /* what others did, by key */
     Py_ssize_t n_arrays;
-    Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
+    Py_ssize_t n_fun; /* the function's arrays come last */
     Py_ssize_t n_statics;
     long long hits, hits_before;
 } Fast;
@@ -454,11 +453,8 @@ static int take_array(Walk *walk, PyObject *leaf, Py_ssize_t place) {
 }
 
 static int match_array(Walk *walk, PyObject *value) {
-    Fast *fast = walk->fast;
-    Py_ssize_t place = walk->n_taken + (walk->n_taken >= fast->n_first ? fast->n_fun : 0);
-    if (place >= fast->n_arrays) return MALFORMED(-1);
-    walk->n_taken++;
-    return take_array(walk, value, place);
+    if (walk->n_taken >= walk->fast->n_arrays) return MALFORMED(-1);
+    return take_array(walk, value, walk->n_taken++);
 }
 
 /* A static object is compared with its key, then passed on: the program may return this very one. */
@@ -578,21 +574,17 @@ static void find_arrays(Make *parts, PyObject *output) {
     parts->arrays = is_list ? &PyList_GET_ITEM(parts->only, 0) : &parts->only;
 }
 
-/* Returns a static object that came in, by its number, borrowed: the function's, then the arguments'. */
-static PyObject *came_in(Walk *walk, PyObject *number) {
-    PyObject *of_function = walk->self->fun_statics;
-    Py_ssize_t i = PyLong_AsSsize_t(number), n_fun = PyTuple_GET_SIZE(of_function);
-    if (i < 0 || i - n_fun >= walk->n_static) return MALFORMED(NULL);
-    return i < n_fun ? PyTuple_GET_ITEM(of_function, i) : walk->statics[i - n_fun];
-}
-
 static PyObject *next_static(Make *parts) {
     PyObject *statics = PyTuple_GET_ITEM(parts->out, 1), *slots = PyTuple_GET_ITEM(parts->out, 2);
     Py_ssize_t i = parts->n_made++;
     if (i >= PyTuple_GET_SIZE(slots)) return MALFORMED(NULL);
-    PyObject *slot = PyTuple_GET_ITEM(slots, i);
-    int is_new = PyLong_AsSsize_t(slot) == -1;
-    return Py_XNewRef(is_new ? PyTuple_GET_ITEM(statics, i) : came_in(parts->walk, slot));
+    Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(slots, i));
+    if (slot < 0) return Py_NewRef(PyTuple_GET_ITEM(statics, i));
+    /* The function's come first, then the arguments'. */
+    PyObject *of_function = parts->walk->self->fun_statics;
+    Py_ssize_t n_fun = PyTuple_GET_SIZE(of_function);
+    if (slot - n_fun >= parts->walk->n_static) return MALFORMED(NULL);
+    return Py_NewRef(slot < n_fun ? PyTuple_GET_ITEM(of_function, slot) : parts->walk->statics[slot - n_fun]);
 }
 
 /* Moves items, with their references, into a new tuple or list, which is full when anybody finds it. */
@@ -675,16 +667,10 @@ static PyObject *make(Make *parts, PyObject *spec) {
 /* Returns the user's output. */
 static PyObject *make_output(Make *parts) {
     Fast *fast = parts->walk->fast;
-    parts->out = fast->first;
-    if (parts->key != NULL) {
-        PyObject *index = PyObject_GetAttr(parts->key, parts->walk->state->index);
-        if (index == NULL) return NULL;
-        parts->out = PyDict_GetItemWithError(fast->outs, index);
-        Py_DECREF(index);
-        if (parts->out == NULL) return PyErr_Occurred() ? NULL : MALFORMED(NULL);
-    }
-    PyObject *out = Py_NewRef(parts->out), *made = make(parts, PyTuple_GET_ITEM(out, 0));
-    Py_DECREF(out);
+    parts->out = parts->key == NULL ? Py_NewRef(fast->first) : PyObject_GetItem(fast->outs, parts->key);
+    if (parts->out == NULL) return NULL;
+    PyObject *made = make(parts, PyTuple_GET_ITEM(parts->out, 0));
+    Py_DECREF(parts->out);
     return made;
 }
 
@@ -711,16 +697,15 @@ static int wait_for(Make *parts, PyObject *output) {
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
 
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->outs); DO(self->first); DO(self->aliases);
+    DO(self->first); DO(self->outs);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!OO!nnnn:Fast", state->flags_type, &new.entry, &new.jitted,
-                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyDict_Type, &new.outs,
-                          &new.first, &PyTuple_Type, &new.aliases, &new.n_statics, &new.n_arrays, &new.n_first,
-                          &new.n_fun)) {
+    if (!PyArg_ParseTuple(args, "O!OO!O!OOnnn:Fast", state->flags_type, &new.entry, &new.jitted,
+                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &new.first, &new.outs,
+                          &new.n_statics, &new.n_arrays, &new.n_fun)) {
         return NULL;
     }
     Fast *self = (Fast *)type->tp_alloc(type, 0);
@@ -758,19 +743,6 @@ static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py
     return NULL;
 }
 
-/* A guard of the static objects that are taken: whether those are one that were, where it was traced. */
-static int match_aliases(Walk *walk) {
-    PyObject *pairs = walk->fast->aliases;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
-        PyObject *pair = PyTuple_GET_ITEM(pairs, i), *one, *other;
-        one = came_in(walk, PyTuple_GET_ITEM(pair, 0));
-        other = came_in(walk, PyTuple_GET_ITEM(pair, 1));
-        if (one == NULL || other == NULL) return -1;
-        if (one != other) return 0;
-    }
-    return 1;
-}
-
 /* A guard of a whole call: as many arguments, and of the names, of the one that the spec is of, as
    `inspect.BoundArguments` has them. Whether the signature takes them is clear then. Their arrays and static
    objects are in `walk` if it holds; only then is that to be ended. */
@@ -803,10 +775,9 @@ static int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight *call) 
         matches = match(walk, spec_of(fast, i), argument(fast, self->names, call, i));
     }
     for (Py_ssize_t i = 0; matches > 0 && i < fast->n_fun; i++) {
-        matches = take_array(walk, PyTuple_GET_ITEM(self->fun_arrays, i), fast->n_first + i);
+        matches = match_array(walk, PyTuple_GET_ITEM(self->fun_arrays, i));
     }
-    if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = MALFORMED(-1);
-    if (matches > 0) matches = match_aliases(walk);
+    if (matches > 0 && walk->n_taken != fast->n_arrays) matches = MALFORMED(-1);
     if (matches <= 0) release(walk->block, walk->small, walk->n_block);
     return matches;
 }
