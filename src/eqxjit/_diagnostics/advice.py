@@ -293,7 +293,7 @@ def _array(change: Change) -> str:
 
 def _dtype(old: Any, new: Any) -> str | None:
     """Return the dtype for a number that varies; None for what is no number, or doesn't fit."""
-    parts = [part for part in (old, new) if not isinstance(part, ArrayPart | None)]
+    parts: Any = [part for part in (old, new) if not isinstance(part, ArrayPart | None)]
     numbers = [_CONVERTED[p.kind](p.text) for p in parts if p.kind in _CONVERTED and p.key is None]
     # A key of random numbers has a dtype that only JAX has.
     is_key = isinstance(old, ArrayPart) and old.dtype.startswith("key")
