@@ -125,7 +125,6 @@ def test_info():
     assert result.returncode == 0, result.stderr
     assert info["eqxjit"] == eqxjit.__version__
     assert {"jax", "jaxlib", "equinox", "python", "platform", "devices"} < {*info}
-    assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?|not recorded", info["commit"])
     assert "back end   Python, because EQXJIT_NATIVE=0\n" in result.stdout
     assert "EQXJIT_DEBUG=1, EQXJIT_NATIVE=0" in info["switches"]
     # Without a plugin for the platform, JAX fails an assertion of its own.

@@ -23,7 +23,6 @@ from .._core.wrapper import (
     register_partial,
     register_wrapper,
 )
-from .._diagnostics.history import Check
 from .._fast.signature import Signature
 from .._places import place_of, trimming
 from .._spec.static_key import CONSTANTS, referents, same, static_key
@@ -86,6 +85,7 @@ class FrozenFunction(JitFunction[P, T]):
         - `path`: the file to write. An existing file is replaced atomically.
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array. If
             its shape is symbolic, the program is compiled for each shape that it is called with.
+            What is left out here can't be passed to the loaded function, not even as its default.
 
         **Raises:**
 
@@ -167,8 +167,6 @@ def freeze(
 
         ```
     """
-    if isinstance(max_constant_bytes, bool) or not isinstance(max_constant_bytes, int):
-        raise TypeError(f"`max_constant_bytes` must be an int; got {max_constant_bytes!r}.")
     options = check_options("none", False, DEFAULT_MAXSIZE, None, {})
     if isinstance(fun, BoundJitFunction):
         fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
@@ -208,8 +206,7 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     """
     fun, arrays = read(path)
     options = check_options("none", False, DEFAULT_MAXSIZE, None, {})
-    # Arguments that the file isn't for are its error, whether or not other shapes are refused.
-    return _frozen("load", _Partial(fun, arrays), options, 0, fun.check)
+    return _frozen("load", _Partial(fun, arrays), options, 0)
 
 
 # Not `equinox.Partial`, which warns of a `jax.vmap(model)` in it.
@@ -221,13 +218,9 @@ register_partial(_Partial)
 
 
 def _frozen(
-    name: str,
-    partial: _Partial,
-    options: Options,
-    max_constant_bytes: int,
-    check: Check | None = None,
+    name: str, partial: _Partial, options: Options, max_constant_bytes: int
 ) -> FrozenFunction[..., Any]:
-    """Freeze a partial function: errors call it `name(...)`, and `check` raises for arguments."""
+    """Freeze a partial function: errors call it `name(...)`."""
     fun = partial.func
     named = [("fun", fun), ("args", partial.args), ("kwargs", partial.keywords)]
     spec, arrays, statics = split_named(partial, lambda: named)
@@ -244,7 +237,7 @@ def _frozen(
     spec, passed, statics = resplit(spec, arrays, statics, is_passed)
     names = names_of(fun)
     signature = Signature(partial, *names, wrapper=name)
-    table = Table(signature, options, place_of(fun), check=check)
+    table = Table(signature, options, place_of(fun))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 
@@ -266,8 +259,8 @@ def _copy_static(value: Any) -> Any:
     try:
         copied = copy.deepcopy(value, memo)
         is_same = same(copied, key)
-    except Exception:
-        # The user's `__deepcopy__`, or the `==` of a copy that isn't whole.
+    except (AttributeError, RuntimeError, TypeError, ValueError, copy.Error):
+        # It can't be copied, as a lock or a file can't, or the `==` of its copy fails.
         return value
     # One that isn't equal wouldn't be what the user froze or packed.
     return copied if is_same else value

@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import textwrap
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -23,8 +22,8 @@ from .._compat import is_sharded_aval
 from .._core.errors import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._diagnostics.differences import differences, listed
-from .._spec.static_key import Static, register_reader
-from .._spec.tree import Spec, combine, is_array, leaf_paths, split
+from .._spec.static_key import Static
+from .._spec.tree import Spec, combine, is_array, split
 from .._text import counted, short
 from .freeze import snapshot
 from .saved import PLACEHOLDER, Type, is_computable, type_of
@@ -153,13 +152,11 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 
         ```
     """
-    if isinstance(max_leaf_bytes, bool) or not isinstance(max_leaf_bytes, int):
-        raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
     spec, arrays, statics = split_named(tree, lambda: [("tree", tree)], is_input=False)
     if any(type(static) is Layout for static in statics):
-        found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
-        path = found[0].removesuffix(".layout")
-        raise ValueError(f"`{path}` is packed already. To pack it again, `unpack` it first.")
+        parts = tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, Packed))[0]
+        path = next(keystr(path) for path, part in parts if isinstance(part, Packed))
+        raise ValueError(f"`tree{path}` is packed already. To pack it again, `unpack` it first.")
     # An optimizer without a state has none.
     if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
@@ -174,22 +171,20 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 # --- Which array is where ---------------------------------------------------------------------
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(unsafe_hash=True)
 class Layout:
-    """A pytree without its arrays, and where in a `Packed` these are. Equal to itself alone.
+    """A pytree without its arrays, and where in a `Packed` these are.
 
+    - `key`: equal for pytrees that may serve the same program.
     - `types`: those of its arrays inside a jitted function, weak types aside.
     - `members`: for each array of a `Packed`, the indices of the pytree's arrays in it.
     """
 
-    spec: Spec
-    statics: Sequence[Any]
-    types: tuple[Type, ...]
-    members: Members
-
-    def __post_init__(self) -> None:
-        # Equal for pytrees that may serve the same program.
-        self.key: Hashable = Static((self.spec, self.types, self.members))
+    key: Hashable = dataclasses.field(repr=False)
+    spec: Spec = dataclasses.field(compare=False)
+    statics: Sequence[Any] = dataclasses.field(compare=False)
+    types: tuple[Type, ...] = dataclasses.field(compare=False)
+    members: Members = dataclasses.field(compare=False)
 
     def __deepcopy__(self, memo: Any) -> "Layout":
         # Nothing in it can change, and copies of what compares by identity would be traced again.
@@ -260,20 +255,16 @@ class Layout:
         return arrays
 
 
-# Pytrees that may serve the same program have the very same layout: comparing two `Packed` compares
-# two addresses then, however large the trees are. Entries of jitted functions hold the keys.
+# Pytrees that may serve the same program share a layout: comparing two `Packed` compares two
+# addresses then, however large the trees are.
 _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
-_lock = threading.RLock()
-
-register_reader(Layout, "key")
 
 
 def _shared_layout(
     spec: Spec, statics: Sequence[Any], types: tuple[Type, ...], members: Members
 ) -> Layout:
-    layout = Layout(spec, statics, types, members)
-    with _lock:
-        return _layouts.setdefault(layout.key, layout)
+    key = Static((spec, types, members))
+    return _layouts.setdefault(key, Layout(key, spec, statics, types, members))
 
 
 def _from_skeleton(skeleton: Any, types: tuple[Type, ...], members: Members) -> Layout:

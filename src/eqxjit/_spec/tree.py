@@ -376,20 +376,6 @@ def read_node(value: Any) -> tuple[list[str], list[Any], Any]:
         return [f"[{i}]" for i in range(len(values))], values, metadata
 
 
-def leaf_paths(spec: Spec, value: Any, path: str) -> list[tuple[str, Spec, Any]]:
-    """Return the path, the spec and the value of each array and each static object of a tree."""
-    found: list[tuple[str, Spec, Any]] = []
-    pending = [(path, spec, value)]
-    while pending:
-        path, spec, value = pending.pop()
-        if type(spec) is tuple:
-            for suffix, child_spec, child, _ in reversed(children(spec, value)):
-                pending.append((path + suffix, child_spec, child))
-        elif spec is not None:
-            found.append((path, spec, value))
-    return found
-
-
 def has_tracers(arrays: Sequence[Any]) -> bool:
     """Return whether some transformation passes its tracers in the place of arrays."""
     # Not a generator: on Python 3.12 one that is interrupted keeps an array alive.
