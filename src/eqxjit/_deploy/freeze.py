@@ -56,12 +56,11 @@ class FrozenFunction(JitFunction[P, T]):
         """
         if other_shapes not in (None, *get_args(OtherShapes)):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
-        for leaf in jax.tree.leaves((args, kwargs)):
-            if isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape):
-                raise ValueError(
-                    f"{leaf} stands for arrays of many shapes, and a program is compiled for one: "
-                    "give a size for each dimension. (`save` takes symbolic ones.)"
-                )
+        if any(is_symbolic(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ValueError(
+                "A program is compiled for one shape: give a size for each dimension. (`save` "
+                "takes symbolic ones.)"
+            )
         cost = super().compile(*args, **kwargs)
         history = self._function.table.history
         if other_shapes == "compile":
