@@ -1,6 +1,5 @@
 """The checks of `.ci/run` one by one, on every Python: `nox -s tests-3.12`, `nox -s lint`."""
 
-import re
 import sysconfig
 from pathlib import Path
 
@@ -18,16 +17,6 @@ BACK_ENDS = {
     "python": {"EQXJIT_NATIVE": "0"},
     "none": {"EQXJIT_SPECIALIZE": "0"},
 }
-
-PRIVATE = sorted(
-    set(
-        re.findall(
-            r"^ +(?:from|import) ((?:jax\._|jaxlib|equinox\._)\S+)",
-            Path("src/eqxjit/_compat.py").read_text(),
-            re.MULTILINE,
-        )
-    )
-)
 
 
 @nox.session(python=PYTHONS)
@@ -101,14 +90,6 @@ def versions(session: nox.Session, versions: str) -> None:
         session.run("pytest", f"--junitxml={outcome}", *session.posargs)
     finally:
         session.run("python", ".ci/versions.py", outcome)
-
-
-@nox.session(python="3.11")
-@nox.parametrize("hidden", PRIVATE)
-def private(session: nox.Session, hidden: str) -> None:
-    """Run the test suite as if a private module of JAX or Equinox were gone."""
-    session.install("-e", ".[test]")
-    session.run("pytest", "-m", "", *session.posargs, env={"EQXJIT_TEST_WITHOUT": hidden})
 
 
 @nox.session(python="3.11")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.support.hiding import HIDDEN, import_without
 from tests.support.profile import PROFILE
 
 # Half of the suite's time went into XLA, much of it for programs that other tests have, too. Also
@@ -23,10 +22,6 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 # Where JAX runs on a GPU: several processes share its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-# Before any test module imports eqxjit.
-if HIDDEN:
-    import_without(HIDDEN)
 
 import jax  # noqa: E402
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import eqxjit
-from eqxjit._diagnostics import waiting
+from eqxjit._diagnostics import events
 from eqxjit._diagnostics.history import History
 
 from ..models.networks import mean_squared_error, small_mlp
@@ -74,7 +74,7 @@ def _stubbed() -> Context:
     def stubbed() -> Iterator[None]:
         begin = lambda *_: copy.copy(trace)  # noqa: E731
         with mock.patch.multiple(History, begin=begin, end=nothing, finish=nothing):
-            with mock.patch.multiple(waiting, begin=nothing, end=nothing, forget=nothing):
+            with mock.patch.multiple(events, _begin_phase=nothing, _end_phase=nothing):
                 yield
 
     return stubbed

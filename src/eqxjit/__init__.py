@@ -3,6 +3,7 @@
 from eqxjit import filter_jit  # instead of: from equinox import filter_jit
 """
 
+import importlib.metadata as _metadata
 import sys as _sys
 import typing as _typing
 
@@ -67,7 +68,5 @@ else:
     def __getattr__(name: str) -> str:
         # Looked up when it is asked for: that takes longer than any import here.
         if name == "__version__":
-            from importlib.metadata import version
-
-            return globals().setdefault(name, version(__name__))
+            return _metadata.version(__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

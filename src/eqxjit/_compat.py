@@ -7,7 +7,6 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 """
 
 import logging
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 56:
+    if getattr(_native, "INTERFACE", None) != 59:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -267,15 +266,11 @@ def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
 CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 
-def _is_for_logs(record: logging.LogRecord) -> bool:
-    """Return whether a record isn't of a failed `eqx.error_if`, which is raised anyway."""
-    error = record.exc_info[1] if record.exc_info else None
-    return type(error).__name__ != CALLBACK_ERROR_NAME
-
-
-# JAX logs inside the callback, before any `except` of ours. One permanent filter that looks at the
-# exception replaces the two changes of the logger that upstream makes on every call.
-logging.getLogger("jax._src.callback").addFilter(_is_for_logs)
+# JAX logs a failed `eqx.error_if`, which is raised anyway, inside the callback. One permanent
+# filter, by the exception, replaces the two that upstream adds and removes on every call.
+logging.getLogger("jax._src.callback").addFilter(
+    lambda record: type((record.exc_info or (None, None))[1]).__name__ != CALLBACK_ERROR_NAME
+)
 
 try:
     # JAX leaves frames of these files out of tracebacks, and of the places that it logs.
@@ -327,27 +322,6 @@ def may_raise(module: Any) -> bool:
         return True
     return False
 
-
-# --- Warnings ---------------------------------------------------------------------------------
-
-
-def warning_filters() -> Any:
-    """Return the filters of warnings, the first to match first."""
-    # Not `warnings.filterwarnings`, which takes nothing but a regular expression. Since Python 3.14
-    # the filters may be a context's.
-    return getattr(warnings, "_get_filters", lambda: warnings.filters)()
-
-
-# --- Caches -----------------------------------------------------------------------------------
-
-try:
-    # The functions that `equinox.clear_caches()` calls.
-    from equinox._caches import cache_clears as _cache_clears
-except ImportError:
-    _cache_clears = []
-
-#: Makes `equinox.clear_caches()` call a function, too.
-clear_with_equinox: Callable[[Callable[[], None]], None] = _cache_clears.append
 
 # --- Upstream's wrappers ----------------------------------------------------------------------
 

@@ -335,7 +335,7 @@ def test_deep_nestings(kind):
     """In and out; and afterwards Python code may recurse as deep as before."""
     before = recursion_left()
     warm = eqxjit.filter_jit(read)
-    for depth in (150, 500):
+    for depth in (150, 300):
         for i in range(CALLS):
             tree = jnp.float32(i)
             for _ in range(depth):

@@ -9,7 +9,6 @@ import pytest
 from equinox._misc import currently_jitting as upstreams
 
 import eqxjit
-from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
 from tests.support.transformations import TRANSFORMATIONS, points
 
 
@@ -60,7 +59,6 @@ def test_the_answer_is_upstreams(name):
     assert eqxjit.currently_jitting() is False
 
 
-@needs(*LOOKED_AT_FOR_STAGING, why="this asks by an addition, too")
 def test_it_adds_nothing_to_the_program():
     """Upstream asks by an addition, which it has traced."""
 

@@ -9,7 +9,6 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import Counted, assert_close, assert_same
-from tests.support.hiding import needs
 from tests.support.places import JAX_FILES
 from tests.support.sides import CALLS, both, since_jax_0_9
 from tests.support.transformations import TRANSFORMATIONS, points
@@ -241,22 +240,6 @@ def test_warm_calls_are_fast_whatever_was_traced_before():
     least = frames_of_jax(lambda: fresh(shapes[0]))
     assert least < 5
     assert [frames_of_jax(lambda x=x: f(x)) for x in shapes] == [least] * len(shapes)
-
-
-@needs("equinox._caches", why="`equinox.clear_caches` doesn't reach what is compiled here")
-@both
-def test_equinox_forgets_for_functions_wrapped_later(filter_jit):
-    def f(x):
-        traces.append(x)
-        return x * 2
-
-    traces = []
-    living = filter_jit(f)
-    for clear, expected in ((lambda: None, 1), (eqx.clear_caches, 2)):
-        clear()
-        for _ in range(CALLS):
-            assert living(jnp.ones(2)).tolist() == filter_jit(f)(jnp.ones(2)).tolist() == [2, 2]
-        assert len(traces) == expected
 
 
 @both

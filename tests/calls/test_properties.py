@@ -46,7 +46,7 @@ def test_sequences_of_calls(form, data):
         thread.submit(compare, scenario).result()
 
 
-@settings(max_examples=2 * SCENARIOS)
+@settings(max_examples=SCENARIOS)
 @given(pairs())
 def test_static_keys_are_equal_where_structures_print_alike(pair):
     tree, other = pair

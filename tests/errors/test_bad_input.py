@@ -95,7 +95,6 @@ def run_both(bad, match, *, error=ValueError):
         ((X, [Unhashable()]), "tree[1][0]` of type `Unhashable"),
         (Holder({"k": {"b": Unhashable()}}, X), "tree.child['k']['b']"),
         (Pair(X, Unhashable()), "tree.second"),
-        (Layer(X, HashRaises()), "tree.extra"),
         ([Holder(Unhashable(), X)] * 2, "tree[0].child"),
     ],
 )

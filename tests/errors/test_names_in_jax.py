@@ -13,12 +13,9 @@ import pytest
 
 import eqxjit
 from tests.support import nodes
-from tests.support.hiding import needs
 from tests.support.models import Pair
 from tests.support.places import in_mlir, names_ours, without_root
 from tests.support.sides import CALLS
-
-pytestmark = needs("jax._src.api_util", why="arguments are called `leaves[0]` then")
 
 X, FLAG = jnp.ones(3), jnp.array(True)
 

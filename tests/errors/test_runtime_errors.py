@@ -13,7 +13,6 @@ import pytest
 
 import eqxjit
 from tests.support.devices import drain
-from tests.support.hiding import needs
 from tests.support.places import EQUINOX_FILES, JAX_FILES
 from tests.support.processes import run, start
 from tests.support.sides import CALLS, both
@@ -25,10 +24,6 @@ _serial = itertools.count()
 
 #: What JAX raises for a failed callback: the first from Python, the second from its C++ fast path.
 JAX_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
-
-needs_upstreams_text = needs(
-    "equinox._jit", "jax._src.traceback_util", why="the stack is left out, or has frames of ours"
-)
 
 GOOD, BAD = jnp.array(1.0), jnp.array(-1.0)
 
@@ -126,7 +121,6 @@ def _caller(f, x):
     return f(x)
 
 
-@needs_upstreams_text
 def test_the_text_is_upstreams_on_every_call():
     texts = {}
     for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
@@ -145,7 +139,6 @@ def test_the_text_is_upstreams_on_every_call():
     assert all(len(text) > len(first) and "_caller" in text for text in later)
 
 
-@needs_upstreams_text
 @pytest.mark.parametrize("warm", [0, 1, CALLS])
 @both
 def test_the_stack_reaches_out_to_the_outermost_jitted_function(filter_jit, warm):

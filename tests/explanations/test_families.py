@@ -50,26 +50,26 @@ VARYING = {
     "partial": (
         lambda w: functools.partial(loss, w=w),
         "w",
-        "use `eqx.Partial` with `jnp.asarray(w)`",
+        "or use `eqx.Partial` with such an array",
         lambda w: eqx.Partial(loss, w=jnp.asarray(w)),
     ),
     "gradient of a partial": (
         of_partial,
         "w",
-        "use `eqx.Partial` with `jnp.asarray(w)`",
+        "or use `eqx.Partial` with such an array",
         lambda w: eqx.filter_grad(eqx.Partial(loss, w=jnp.asarray(w))),
     ),
     "partial of positions": (
         lambda w: functools.partial(lambda w, x: loss(x, w), w),
         "w",
-        "use `eqx.Partial` with `jnp.asarray(w)`",
+        "or use `eqx.Partial` with such an array",
         None,
     ),
-    "instance": (Solver, "w", "Make its class an `equinox.Module` with `w` as an array", None),
+    "instance": (Solver, "w", "make `Solver` an `equinox.Module` with such an array", None),
     "method": (
         lambda w: Solver(w).step,
         "w",
-        "Make its class an `equinox.Module` with `w` as an array",
+        "make `Solver` an `equinox.Module` with such an array",
         None,
     ),
     "Module": (

@@ -16,15 +16,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from eqxjit._fast.writer import TooLarge
-from eqxjit._spec.static_key import MAX_PARTS, Opaque, Static, same, static_key
+from eqxjit._spec.static_key import MAX_PARTS, Opaque, Static, static_key
 from eqxjit._spec.tree import combine, split
+from tests.fast.paths import Path, Taken, each_path
 from tests.support import changes, nodes, strategies
 from tests.support.helpers import Own
-from tests.support.paths import Path, Taken, each_path
 from tests.support.profile import PROFILE
 from tests.support.strategies import Made
 
-N_EXAMPLES = {"fast": 150, "thorough": 5_000}[PROFILE]
+N_EXAMPLES = {"fast": 120, "thorough": 5_000}[PROFILE]
 
 X = jnp.arange(3.0)
 
@@ -94,7 +94,7 @@ def pairs(draw: st.DrawFn) -> tuple[Made, Made]:
     one = draw(trees())
     if draw(st.integers(0, 5)) == 0:
         return one, draw(trees())
-    other = draw(strategies.variations_of(strategies.Arguments((one,), {}))).args[0]
+    other = draw(strategies.variations_of(one))
     try:
         other()
     except ValueError:
@@ -110,8 +110,7 @@ def assert_equivalent(path: Path, *args: Any, **kwargs: Any) -> bool:
     """Check a fast path against the slow one for a call; return whether it matches."""
     try:
         call = path.split(*args, **kwargs)
-        # One object in two places of the traced call, and returned, must be one again.
-        is_equal = call.spec == path.spec and path.entry.serves(call.all_statics)
+        is_equal = call.spec == path.spec
     except Exception:
         # What the slow path refuses, the fast path refuses or raises for.
         try:
@@ -296,33 +295,3 @@ def test_split_and_combine_do_what_jax_does(made):
     left = iter(arrays), iter(statics)
     combine(spec, *left)
     assert [*left[0], *left[1]] == []
-
-
-# --- Static keys --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [list, set, dict])
-@pytest.mark.parametrize("n", [MAX_PARTS - 2, MAX_PARTS, MAX_PARTS + 2])
-def test_the_bound_of_parts(kind, n):
-    """Up to the bound a change shows; past it the very object is taken to be unchanged."""
-    assert MAX_PARTS == 100, "as the documentation says"
-    value = filled(kind, n, -1)
-    key = static_key(value)
-    if kind is dict:
-        value[0] = 2
-    elif kind is set:
-        value.remove(-1)
-        value.add(-2)
-    else:
-        value[0] = 2
-    assert same(value, key) == (n > MAX_PARTS)
-    assert (static_key(value) == key) == (n > MAX_PARTS)
-
-
-@pytest.mark.parametrize("depth", [1, 50, 99, 100, 101, 150])
-def test_the_bound_of_depth(depth):
-    inner = [1]
-    value = nested(depth - 1, inner)
-    key = static_key(value)
-    inner[0] = 2
-    assert same(value, key) == (depth > 100)

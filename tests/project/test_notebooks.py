@@ -28,7 +28,7 @@ def test_a_notebook_runs(path, monkeypatch):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_is_kept_is_fit_to_be_shown(path):
-    assert len(NOTEBOOKS) == 2
+    assert len(NOTEBOOKS) == 3
     notebook = nbformat.read(path, 4)
     nbformat.validate(notebook)
     cells = code_cells(notebook)

@@ -2,12 +2,13 @@
 
 import time
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
+from tests.support.places import shown
 from tests.support.sides import CALLS
 
 X = jnp.arange(3.0)
@@ -17,7 +18,6 @@ def rows(report):
     return {row.function: row for row in report.rows}
 
 
-@needs(*LOOKED_AT_FOR_STAGING, why="an addition is traced, to ask whether JAX is tracing")
 def test_rows_of_nested_and_foreign_functions(capsys):
     @eqxjit.filter_jit
     def inner(x):
@@ -133,3 +133,60 @@ def test_an_error_inside(capsys):
     assert all(0 <= row.seconds.total < 60 for row in report.rows)
     f(X[1:])
     assert f.traces()[1].seconds.total < 60
+
+
+def test_programs_that_the_persistent_cache_never_holds(tmp_path):
+    config = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in config}
+
+    for is_on in (True, False):
+
+        def check(x):
+            return eqx.error_if(x, jnp.any(x < 0), "negative")
+
+        jax.config.update("jax_enable_compilation_cache", is_on)
+        for name, value in config.items():
+            jax.config.update(name, value)
+        try:
+            with eqxjit.compile_report() as report:
+                eqxjit.filter_jit(check)(X)
+                eqxjit.filter_jit(lambda x: x + 1)(X)
+            found = rows(report)
+            assert [found[name].is_never_cached for name in ("check", "<lambda>")] == [is_on, False]
+            notes = [note for note in report.notes() if "never comes from" in note]
+            assert [note.partition(":")[0] for note in notes] == ["check"] * is_on
+            assert ("never" in str(report)) == is_on
+        finally:
+            jax.config.update("jax_enable_compilation_cache", True)
+            for name, value in before.items():
+                jax.config.update(name, value)
+
+
+def setup(x):
+    y = jnp.linspace(0, 1, 17) + jnp.cumsum(x)
+    for k in range(3, 15):
+        y = y + jnp.roll(x, k) * jnp.sum(x[:k])
+    return jnp.linalg.norm(y)
+
+
+def test_operations_outside_of_any_jit():
+    """Those of JAX's are told from a user's function of such a name by their files."""
+
+    @jax.jit
+    def norm(x):
+        return jnp.sqrt(jnp.sum(x**2)) + 3
+
+    with eqxjit.compile_report() as report:
+        setup(jnp.arange(17.0))
+    line = setup.__code__.co_firstlineno + 3
+    [note] = report.notes()
+    assert "operations outside of any jit" in note
+    assert f"most of it from `setup` ({shown(__file__)}:{line})" in note
+    with eqxjit.compile_report() as report:
+        for n in range(12):
+            norm(jnp.ones(n + 3))
+    called_by = [s.called_by for s in report.spans if s.function == "norm"]
+    assert called_by == [None] * len(called_by)

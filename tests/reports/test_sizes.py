@@ -1,6 +1,8 @@
 """What makes a program large: its lines, its loops in Python, its arrays, and what helps."""
 
 import functools
+import gc
+import weakref
 
 import equinox as eqx
 import jax
@@ -226,3 +228,112 @@ def test_what_is_no_loop_of_the_users(fun, advice):
     assert program.loops == ()
     assert all(advice in note for note in program.notes)
     assert bool(program.notes) == bool(advice)
+
+
+def test_a_jitted_function_that_is_inlined_often():
+    @jax.jit
+    def inner(x):
+        for n in range(4):
+            x = jnp.sin(x) * n + jnp.cos(x)
+        return x
+
+    def outer(x):
+        a, b, c, d = inner(x), inner(x + 1), inner(x + 2), inner(x + 3)
+        e, f, g, h = inner(x), inner(x + 1), inner(x + 2), inner(x + 3)
+        return a + b + c + d + e + f + g + h + inner(inner(inner(inner(x)))), inner(x)
+
+    inner(X)
+    program = program_of(outer, X)
+    assert program.loops == ()
+    [note] = program.notes
+    assert f"`inner` ({line_of(inner.__wrapped__, 0)}) is inlined 13 times" in note
+    # Although it was traced before, for another call.
+    assert any(f"outer:{outer.__code__.co_firstlineno + 1} -> inner:" in t for t in program.lines)
+
+
+def policy(x):
+    x = jnp.sin(x) * 2 + jnp.cos(x) - jnp.tan(x)
+    return jax.lax.cond(x[0] > 0, lambda x: x + 1, lambda x: x - jnp.sin(x), x)
+
+
+def test_equations_count_where_they_stand():
+    def rollout(x):
+        for _ in range(30):
+            x = policy(x)
+            x = x + jnp.sin(x)
+        return x
+
+    program = program_of(rollout, X)
+    first, policys = rollout.__code__.co_firstlineno, policy.__code__.co_firstlineno
+    n = program.equations
+    # For a condition: what is compared, and one more in each branch.
+    assert program.lines == (
+        f"rollout:{first + 2} -> policy:{policys + 2}: 240 of {n}",
+        f"rollout:{first + 2} -> policy:{policys + 1}: 180 of {n}",
+        f"rollout:{first + 2} -> policy:{policys + 2} -> <lambda>:{policys + 2}: 90 of {n}",
+        f"rollout:{first + 3}: 60 of {n}",
+    )
+    assert n == 480
+
+
+def kernel(a, b):
+    squares = jnp.sum((a[:, None] - b[None]) ** 2, -1)
+    # What is sorted can't be fused.
+    return jnp.sort(squares, axis=1)[:, :2]
+
+
+def test_memory_is_read_without_compiling():
+    f = eqxjit.filter_jit(kernel)
+    f(jnp.ones((700, 2)), jnp.ones((800, 2)))
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: events.append(event)
+    )
+    [trace] = f.traces()
+    assert trace.memory[:3] == (700 * 8 + 800 * 8, 700 * 8, 0)
+    assert trace.memory.temporaries >= 700 * 800 * 4
+    assert events == []
+    [differences, squares, *_] = trace.program.largest_arrays
+    assert (differences.type, differences.bytes) == ("float32[700,800,2]", 700 * 800 * 8)
+    assert differences.line == line_of(kernel, 1)
+    assert squares.bytes == 700 * 800 * 4
+
+
+def test_what_is_known_of_memory_is_in_the_report(capsys):
+    def step(state, x):
+        return state + kernel(x, x).sum(), x.sum()
+
+    state, x = jnp.ones((1000, 600)), jnp.ones((1000, 2))
+    notes = {}
+    for donate in ("none", "all-except-first", "all"):
+        f = eqxjit.filter_jit(step, donate=donate)
+        with eqxjit.compile_report() as report:
+            f(state + 0, x)
+        [row] = [row for row in report.rows if row.function.endswith("step")]
+        notes[donate] = "\n".join(row.notes())
+        assert row.memory == f.traces()[0].memory
+        assert "2.41 MB" in capsys.readouterr().out
+    # Not the larger one that XLA has fused away.
+    assert "The largest arrays: float32[1000,1000] (4 MB) at " in notes["none"]
+    assert "jax.checkpoint" in notes["none"]
+    for donate in ("none", "all-except-first"):
+        assert "it returns 2.4 MB of arrays" in notes[donate]
+    assert "donate" not in notes["all"]
+
+
+def test_nothing_of_the_users_is_kept_alive():
+    def make():
+        constant = jnp.ones(300_000)
+        f = eqxjit.filter_jit(lambda x: jnp.sin(x + constant))
+        with eqxjit.compile_report() as report:
+            f(jnp.ones(()))
+        return weakref.ref(constant), report
+
+    constant, report = make()
+    gc.collect()
+    jax.clear_caches()
+    assert constant() is None
+    [row] = [row for row in report.rows if row.function.endswith("<lambda>")]
+    # It was read while JAX had it.
+    assert row.equations == 2
+    assert row.memory.outputs == 1_200_000

@@ -7,7 +7,6 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import SPECIALIZING, assert_same
-from tests.support.sides import both
 
 
 class Counting:
@@ -135,15 +134,6 @@ def test_the_very_part_of_a_container_counts_as_unchanged_without_a_hash():
     assert f.cache_info().traces == 1
     f(Holder(jnp.ones(2), [Counting(i) for i in range(1, 6)]))
     assert f.cache_info().traces == 2
-
-
-@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="JAX doesn't warn of them before 0.9")
-@both
-def test_an_iterator_as_an_argument_is_warned_of(filter_jit):
-    f = filter_jit(lambda x, v: x)
-    for make in (iter, lambda v: (i for i in v), zip):
-        with pytest.warns(DeprecationWarning, match="treated as a leaf"):
-            f(jnp.ones(2), make([1]))
 
 
 def test_a_registered_flatten_runs_as_often_as_under_equinox():

@@ -2,18 +2,17 @@
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import inspect
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import default_registry, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from jax.tree_util import default_registry, tree_flatten, tree_leaves, tree_map
 
 import eqxjit
 from tests.support import changes, nodes, strategies
@@ -43,14 +42,16 @@ def _described_leaf(leaf: Any, avals: bool) -> str:
 
 def content(tree: Any) -> list[Any]:
     """The bytes of a tree's arrays."""
-    return [_bytes(leaf) for leaf in tree_leaves(tree) if eqx.is_array(leaf)]
+    arrays = [jnp.asarray(leaf) for leaf in tree_leaves(tree) if eqx.is_array(leaf)]
+    return [np.asarray(_numbers(array)).tobytes() for array in arrays]
 
 
-def _bytes(array: Any) -> bytes:
-    array = jnp.asarray(array)
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    return np.asarray(array).tobytes()
+def _is_key(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _numbers(array: Any) -> Any:
+    return jax.random.key_data(array) if _is_key(array) else array
 
 
 def statics(tree: Any) -> list[Any]:
@@ -89,9 +90,7 @@ class Boom(Exception):
 
 
 def _double(leaf: Any) -> Any:
-    if not eqx.is_array(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return leaf
-    return jnp.add(leaf, leaf)
+    return leaf if not eqx.is_array(leaf) or _is_key(leaf) else jnp.add(leaf, leaf)
 
 
 def _first(inputs: dict[str, Any]) -> Any:
@@ -141,8 +140,7 @@ FORMS: dict[str, Callable[[Callable[..., Any], Any], Any]] = {
 class Side:
     """The scenario's function in one form: jitted by one implementation, or by none.
 
-    - `runs`: how often its Python code ran.
-    - `returned`: the static leaves that the last run returned.
+    - `runs`, `returned`: how often its Python code ran, and what static leaves it returned.
     - `call`: what is called.
     """
 
@@ -158,19 +156,14 @@ class Side:
         self._self = [bound] if scenario.form == "method" else []
         self.wrap()
 
-    def wrap(self) -> None:
-        self._use(self._jit(self._fun))
-
-    def copy(self) -> None:
-        self._use(copy.copy(self.jitted))
-
-    def flatten(self) -> None:
-        leaves, treedef = tree_flatten(self.jitted)
-        self._use(tree_unflatten(treedef, leaves))
-
-    def _use(self, jitted: Any) -> None:
-        self.jitted = jitted
-        self.call = jitted.__get__(*self._self, None) if self._self else jitted
+    def wrap(self, how: str = "wrap") -> None:
+        """Make the jitted function again, in one of three ways."""
+        if how == "wrap":
+            self.jitted = self._jit(self._fun)
+        else:
+            again = copy.copy if how == "copy" else functools.partial(tree_map, lambda leaf: leaf)
+            self.jitted = again(self.jitted)
+        self.call = self.jitted.__get__(*self._self, None) if self._self else self.jitted
 
     def _body(self, inputs: dict[str, Any]) -> Any:
         self.runs += 1
@@ -187,8 +180,7 @@ class Side:
 # --- The comparison ---------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Outcome:
+class Outcome(NamedTuple):
     """What a call returned or raised, and how often Python code ran for it."""
 
     value: Any
@@ -245,12 +237,12 @@ class Comparison:
         self._returned_ids: set[int] = set()
 
     def change(self, before: Change | str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Changes the arguments in place, or makes the jitted function again."""
+        """Change the arguments in place, or make the jitted function again."""
         if isinstance(before, Change):
             self._changed = True
             self._statics_changed |= changes.apply(before, args, kwargs)
         else:
-            getattr(self._ours, before)()
+            self._ours.wrap(before)
 
     def call(self, context: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Makes a call on all sides."""
@@ -270,7 +262,7 @@ class Comparison:
             self._compare_errors(ours, expected, plain)
         else:
             self._compare_values(ours.value, expected.value, plain)
-            traced = self._compare_traces(traced_for, structure, context, ours, given)
+            traced = self._compare_traces(traced_for, structure, context, ours.runs, given)
             self._check_statics(statics(ours.value), given, *traced)
             self._check_freshness(ours.value, (args, kwargs))
 
@@ -296,10 +288,7 @@ class Comparison:
     def _compare_errors(self, ours: Outcome, expected: Outcome, plain: Outcome) -> None:
         errors = {type(ours.error), type(expected.error)}
         # A change may have made a second argument bad: then either may be found first.
-        assert len(errors) == 1 or (self._changed and errors == {TypeError, ValueError}), (
-            ours.error,
-            expected.error,
-        )
+        assert len(errors) == 1 or (self._changed and errors == {TypeError, ValueError}), errors
         assert ours.runs == expected.runs
         if isinstance(expected.error, Boom):
             assert str(ours.error) == str(expected.error) == str(plain.error)
@@ -311,29 +300,26 @@ class Comparison:
         assert [*map(type, tree_leaves(ours))] == [*map(type, tree_leaves(expected))]
 
     def _compare_traces(
-        self, traced_for: str, structure: str, context: str, ours: Outcome, given: list[Any]
+        self, traced_for: str, structure: str, context: str, runs: int, given: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Checks whether ours traced. Returns the statics that came in, and out, when it did."""
-        is_new = traced_for not in self._traced
+        """Check whether ours traced. Return the statics that came in, and out, when it did."""
         traced = given, self._ours.returned
         if context == "disable_jit":
-            assert ours.runs == 1
-        elif is_new:
-            assert ours.runs == 1, "not traced: a stale program"
+            assert runs == 1
+        elif traced_for not in self._traced:
+            assert runs == 1, "not traced: a stale program"
             self._structures.add(structure)
-        elif ours.runs:
+        elif runs:
             # It would have returned static objects that their owner has changed since.
             assert self._statics_changed, "traced again"
         else:
             traced = self._traced[traced_for]
-        if ours.runs and context != "disable_jit":
+        if runs and context != "disable_jit":
             self._n_traces += 1
             self._traced[traced_for] = traced
-        info = self._ours.jitted.cache_info()
+        info, traces = self._ours.jitted.cache_info(), self._ours.jitted.traces()
         assert (info.entries, info.traces) == (len(self._structures), self._n_traces)
-        traces = self._ours.jitted.traces()
-        assert len(traces) == info.traces
-        assert [trace.number for trace in traces] == [*range(1, len(traces) + 1)]
+        assert [trace.number for trace in traces] == [*range(1, info.traces + 1)]
         for trace in traces[1:]:
             assert trace.differences
             assert "unknown" not in [difference.category for difference in trace.differences]

@@ -34,10 +34,6 @@ class Derived(Layer):
     mode: Any = eqx.field(static=True, default="train")
     scale: Any = 1.0
 
-    def __check_init__(self):
-        if isinstance(self.mode, int) and self.mode < -100:
-            raise ValueError("mode")
-
 
 class Converted(eqx.Module):
     """Its fields don't hold what they were given; it has an `__init__` of its own."""
@@ -73,7 +69,7 @@ def wrapper(function, weight):
 
 
 class Calling(eqx.Module):
-    """A model that calls a given function with its own arrays first."""
+    """A model that calls a function with its own arrays first."""
 
     function: Callable[..., Any] = eqx.field(static=True)
     weight: Any
@@ -81,8 +77,7 @@ class Calling(eqx.Module):
     def __call__(self, *args, **kwargs):
         return self.function(self.weight, *args, **kwargs)
 
-    def forward(self, *args, **kwargs):
-        return self.function(self.weight, *args, **kwargs)
+    forward = __call__
 
 
 # --- Other registered nodes -------------------------------------------------------------------

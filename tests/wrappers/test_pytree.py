@@ -45,7 +45,6 @@ traces: list[Any] = []
 @pytest.fixture(autouse=True)
 def _no_traces():
     eqx.clear_caches()
-    # Which may not reach them (`nox -s private`).
     clear_tables()
     traces.clear()
 

@@ -11,9 +11,7 @@ from .._compat import CallableBySlot, connect, may_raise
 from .._diagnostics import events
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._fast.make import fast_path, link
-from .._spec.tree import Spec
-from .calls import Call
-from .entry import Entry
+from .entry import Call, Entry
 from .slow import HAS_FAST_PATHS, CallHandler
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -78,7 +76,11 @@ class Lowered:
         with events.compiling(self._entry, self._trace) if self._trace else nullcontext():
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
         must_wait = self._entry.must_wait or may_raise(self.lowered.compiler_ir("stablehlo"))
-        entry = self._entry.with_program(compiled, must_wait)
+        # Nothing of it is pending.
+        traced = self._entry
+        entry = Entry(traced.spec, self._handler.function, traced.n_fun)
+        entry.jitted, entry.must_wait = compiled, must_wait
+        entry.out, entry.outs = traced.out, traced.outs
         return Compiled(self._handler, entry, self._description, self._bound)
 
 
@@ -99,9 +101,13 @@ class Compiled(CallableBySlot):
 
     def __init__(self, handler: CallHandler, entry: Entry, description: Any, bound: Arguments):
         self.compiled: jax.stages.Compiled = entry.jitted
-        self._bound = bound
-        self._handler = _CompiledCallHandler(handler, entry, description, self)
-        self._handler.unlink()
+        self._bound = args, keywords = bound
+        if args or keywords:
+            unbound = Compiled(handler, entry, description, ((), {}))
+            self._handler = unbound._handler
+            connect(self, functools.partial(unbound, *args, **keywords))
+        else:
+            self._handler = _CompiledCallHandler(handler, entry, description, self)
 
     def __copy__(self) -> "Compiled":
         # Not by its slots: a handler fills the one wrapper that it has.
@@ -125,39 +131,27 @@ class Compiled(CallableBySlot):
 class _CompiledCallHandler(CallHandler):
     """The calls of a program that was compiled ahead of time: its entry is the only one."""
 
-    def __init__(self, handler: CallHandler, entry: Entry, description: Any, wrapper: Compiled):
-        super().__init__(handler.function, handler.fun_arrays, wrapper)
+    def __init__(self, handler: CallHandler, entry: Entry, description: Any, wrapper: Any):
+        super().__init__(handler.function, handler.fun_arrays, wrapper, [])
         self.entry = entry
         self.description = description
-        self._fasts: list[Any] = []
 
-    def link(self, wrapper: Any) -> None:
-        args, keywords = wrapper._bound
-        unbound = CallableBySlot() if args or keywords else wrapper
-        link(unbound, self, self._fasts)
-        if unbound is not wrapper:
-            connect(wrapper, functools.partial(unbound, *args, **keywords))
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call with arguments that are bound; raise for those of another structure."""
+    def call(self, call: Call) -> Any:
+        """Make a call; raise for one of another structure."""
         __tracebackhide__ = True
-        call, entry = self.take_apart(args, kwargs)
-        if entry is None:
+        if call.spec != self.entry.spec:
             found = differences(self.description, call.description)
             static = [str(each) for each in found if each.category not in OF_ARRAYS]
             raise ValueError(
                 f"`{self.entry.name}` was lowered for other static arguments: "
                 f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."
             )
-        call.entry = entry
+        call.entry = self.entry
         output = self.run(call)
-        if HAS_FAST_PATHS and not self._fasts:
-            self._fasts += filter(None, [fast_path(call)])
-            self.unlink()
+        if HAS_FAST_PATHS and not self.fasts:
+            self.fasts += filter(None, [fast_path(call)])
+            link(self.wrapper(), self)
         return self.combine(output, call)
-
-    def find(self, spec: Spec) -> Entry | None:
-        return self.entry if spec == self.entry.spec else None
 
     def finish_trace(self, output: Any, call: Call) -> Any:
         # It is compiled, so that this is called for an output of another trace than the first.

@@ -1,6 +1,7 @@
 """One structure of a function's calls: its jitted form, and what its traces returned."""
 
-import itertools
+import dataclasses
+import functools
 import threading
 import time
 import weakref
@@ -12,14 +13,51 @@ from jax.core import Tracer
 
 from .._compat import ArrayImpl, native, wrapped_by_tracer
 from .._diagnostics import events
+from .._diagnostics.description import Description, describe
 from .._diagnostics.trace import Trace
-from .._fast.signature import Signature
 from .._spec.static_key import CONSTANTS
-from .._spec.tree import Spec, count_arrays, split
-from .options import Options
+from .._spec.tree import Spec, arrays_of, count_arrays, split
 
 # C reads the flags of an entry where they lie.
 _Flags: type = object if native is None else native.Flags
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """One call of a wrapper, taken apart.
+
+    - `function`: the function, without its arrays; `fun_arrays`: its arrays.
+    - `args`, `kwargs`: the arguments, bound to the function's parameters.
+    - `spec`, `arrays`, `statics`: those of `(args, kwargs)`, as `split` returns them.
+    - `is_staged`: whether it is lowered rather than run.
+    - `entry`: the entry that serves it, once it is looked up.
+    """
+
+    # A `Function` of `table.py`.
+    function: Any
+    fun_arrays: tuple[Any, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    spec: Spec
+    arrays: list[Any]
+    statics: list[Any]
+    is_staged: bool = False
+    entry: "Entry" = dataclasses.field(init=False)
+
+    @functools.cached_property
+    def description(self) -> Description:
+        """The parts of the arguments by their paths, as of before the function changed any."""
+        return describe(self)
+
+    @property
+    def flat(self) -> list[Any]:
+        """All arrays, those of the arguments first."""
+        return [*self.arrays, *self.fun_arrays]
+
+    @property
+    def all_statics(self) -> list[Any]:
+        """The function's static objects, then those of the arguments: what slots number."""
+        return [*self.function.statics, *self.statics]
 
 
 class Out(NamedTuple):
@@ -34,6 +72,14 @@ class Out(NamedTuple):
     statics: tuple[Any, ...]
     slots: tuple[int, ...]
 
+    def is_as(self, other: "Out") -> bool:
+        """Return whether the other may stand for it."""
+        if self.slots != other.slots or self.spec != other.spec:
+            return False
+        pairs = zip(self.statics, other.statics, strict=True)
+        # Equal constants serve, because specs tell them apart by their types.
+        return all(a is b or type(a) in CONSTANTS for a, b in pairs)
+
 
 class OutKey:
     """The key of an `Out` in what a traced function returns, which JAX keeps as long as that.
@@ -41,13 +87,13 @@ class OutKey:
     It holds nothing of the user's. `repr` goes into the program's text, which is cached.
     """
 
-    __slots__ = ("__weakref__", "index")
+    __slots__ = ("__weakref__", "_number")
 
-    def __init__(self, index: int):
-        self.index = index
+    def __init__(self, number: int):
+        self._number = number
 
     def __repr__(self) -> str:
-        return str(self.index)
+        return str(self._number)
 
 
 #: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
@@ -55,22 +101,13 @@ class OutKey:
 Output = jax.Array | list[Any] | dict[OutKey, list[Any]]
 
 
-def arrays_of(output: Output) -> list[Any]:
-    if type(output) is dict:
-        return next(iter(output.values()))
-    return output if type(output) is list else [output]
-
-
 class Entry(_Flags):
     """One structure of a function's calls.
 
     - `spec`: that of the arguments, under which the table holds it.
     - `jitted`: `jax.jit` of a function of flat arrays.
-    - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
-        are, and how many there are in all.
-    - `outs`: what its traces returned, by index.
-    - `aliases`: pairs of numbers of static objects that were one where it was traced and returned:
-        it serves no call where they aren't.
+    - `n_arrays`: how many arrays there are; `n_fun`: the last are those of the function.
+    - `out`: what its first trace returned; `outs`: what others did, by the key of each.
     - `pending`: whether a program was traced or compiled that isn't finished yet: a call then goes
         through `finish_trace`.
     - `unclassified`: whether the next call with arrays does so, to find out if its program can
@@ -79,22 +116,15 @@ class Entry(_Flags):
     - `invalidations`: when and why it was dropped; its traces share the list.
     """
 
-    def __init__(
-        self, spec: Spec, signature: Signature, options: Options, n_first: int, n_fun: int
-    ):
+    def __init__(self, spec: Spec, function: Any, n_fun: int):
+        options = function.options
         self.spec = spec
-        self.name = signature.name
-        self.label = signature.label
-        self.n_first = n_first
+        self.name = function.signature.name
         self.n_fun = n_fun
         self.n_arrays = count_arrays(spec) + n_fun
-        self.pending = False
-        #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
-        self.outs: dict[int, Out] = {}
-        #: Weakly, the keys of all but the first, which has none.
-        self._out_keys: dict[int, weakref.ref[OutKey]] = {}
-        self._out_indices = itertools.count()
-        self.aliases: tuple[tuple[int, int], ...] = ()
+        #: Nothing of these goes to JAX, which keeps the structure of outputs for good.
+        self.out: Out
+        self.outs: weakref.WeakKeyDictionary[OutKey, Out] = weakref.WeakKeyDictionary()
         self.must_wait = options.block
         self.hides_donation_warning = options.donate in ("all", "all-except-first")
         self.invalidations: list[tuple[float, str]] = []
@@ -107,18 +137,10 @@ class Entry(_Flags):
         self.latest_trace: Trace | None = None
         #: Traces that aren't finished.
         self.traces: list[Trace] = []
-        self._lock = threading.RLock()
-        self.unclassified = False
+        self._lock = function.table.lock
+        self.pending = self.unclassified = False
         #: Whether JAX has compiled a program again, without a trace.
         self.is_recompiled = False
-
-    def with_program(self, compiled: Any, must_wait: bool) -> "Entry":
-        """Return the same for a program compiled ahead of time: nothing of it is pending."""
-        entry = Entry.__new__(Entry)
-        entry.__dict__.update(self.__dict__)
-        entry.jitted, entry.must_wait = compiled, must_wait
-        entry.pending = entry.unclassified = False
-        return entry
 
     def invalidate(self, reason: str) -> None:
         """Note why it serves no call any more."""
@@ -174,22 +196,17 @@ class Entry(_Flags):
     def describe(self, out: Any, statics: list[Any]) -> Output:
         """Return the arrays of what the user's function returned for these; remember the rest."""
         spec, arrays, found = split(out, is_input=False)
-        # Constants are left out, because an equal one may come in at many places.
-        places: dict[int, list[int]] = {}
+        places: dict[int, int] = {}
         for place, value in enumerate(statics):
-            if not _is_constant(value):
-                places.setdefault(id(value), []).append(place)
-        slots = tuple([places.get(id(value), [-1])[0] for value in found])
-        pairs = {
-            (slot, place)
-            for v, slot in zip(found, slots, strict=True)
-            if slot >= 0
-            for place in places[id(v)][1:]
-        }
-        self.aliases = tuple(sorted(pairs.union(self.aliases)))
-        new_ones = tuple([v if i < 0 else None for v, i in zip(found, slots, strict=True)])
-        new = Out(spec, new_ones, slots)
-        key = self._key_of(new)
+            kind = type(value)
+            if kind not in CONSTANTS:
+                # In another call two equal objects may be in the places of one, and either may be
+                # the one that is returned: that is then the object of the trace, as upstream.
+                is_twice = id(value) in places and kind.__eq__ is not object.__eq__
+                places[id(value)] = -1 if is_twice else place
+        slots = tuple([places.get(id(value), -1) for value in found])
+        new_ones = [v if slot < 0 else None for v, slot in zip(found, slots, strict=True)]
+        key = self._key_of(Out(spec, tuple(new_ones), slots))
         # A program without an output could not be waited for.
         arrays = arrays or [jnp.zeros((), bool)]
         if key is not None:
@@ -197,34 +214,18 @@ class Entry(_Flags):
         return arrays[0] if len(arrays) == 1 else arrays
 
     def out_of(self, output: Output) -> Out:
-        return self.outs[next(iter(output)).index if type(output) is dict else 0]
-
-    def serves(self, statics: list[Any]) -> bool:
-        """Return whether a call's static objects are one where they were when it was traced."""
-        return all(statics[i] is statics[j] for i, j in self.aliases)
+        return self.outs[next(iter(output))] if type(output) is dict else self.out
 
     def _key_of(self, new: Out) -> OutKey | None:
         """Return the key of an `Out`, one that there is if it serves; None for the first."""
-        with self._lock:
-            # JAX has dropped the programs of keys that are gone.
-            keys = {index: key for index, ref in self._out_keys.items() if (key := ref())}
-            for index in self._out_keys.keys() - keys:
-                del self.outs[index], self._out_keys[index]
-            for index, old in self.outs.items():
-                if old.slots == new.slots and old.spec == new.spec:
-                    statics = zip(old.statics, new.statics, strict=True)
-                    # Equal constants serve, because specs tell them apart by their types.
-                    if all(a is b or type(a) in CONSTANTS for a, b in statics):
-                        return keys.get(index)
-            index = next(self._out_indices)
-            key = OutKey(index) if index else None
-            if key is not None:
-                self._out_keys[index] = weakref.ref(key)
-            self.outs[index] = new
-            return key
-
-
-def _is_constant(value: Any) -> bool:
-    """Return whether a static object is as good as any that equals it."""
-    kind = type(value)
-    return kind in CONSTANTS or (kind is tuple and CONSTANTS.issuperset(map(type, value)))
+        # Without a lock, because comparing specs may run a user's `==`; another thread may be
+        # first.
+        if new.is_as(vars(self).setdefault("out", new)):
+            return None
+        for ref in self.outs.keyrefs():
+            key = ref()
+            if key is not None and new.is_as(self.outs[key]):
+                return key
+        key = OutKey(len(self.outs) + 1)
+        self.outs[key] = new
+        return key

@@ -21,6 +21,7 @@ from .._compat import (
     last_runtime_error,
     runtime_error_text,
 )
+from .._diagnostics.advice import for_unhashable
 from .._spec.static_key import static_key
 from .._spec.tree import Spec, _split, _split_leaf, split
 from .._text import short
@@ -177,19 +178,26 @@ def raise_instead(clearer: BaseException | None, cause: BaseException | None = N
 
 
 def split_named(
-    tree: Any, named: Callable[[], list[tuple[str, Any]]], is_input: bool = True
+    tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any
 ) -> tuple[Spec, list[Any], list[Any]]:
-    """Return `split(tree, is_input)`; an error names the part that is at fault.
+    """Return `split(tree, *options)`; an error names the part that is at fault.
 
     `named` returns parts of the tree with their names, from which paths begin.
     """
     __tracebackhide__ = True
     try:
-        return split(tree, is_input)
+        return split(tree, *options)
     except Exception as error:
         # A flatten or a `__hash__` of the user's, and JAX's for the keys of a dict.
-        raise_instead(_split_error(error, named()), error)
+        raise_named(error, named)
         raise
+
+
+def raise_named(error: BaseException, named: Callable[..., Any], *args: Any) -> None:
+    """Raise a clearer error than that of `split`, if there is one; `named(*args)` as above."""
+    __tracebackhide__ = True
+    if isinstance(error, Exception):
+        raise_instead(_split_error(error, named(*args)), error)
 
 
 def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:
@@ -225,8 +233,7 @@ def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError |
         return ValueError(
             f"The static value `{path}` of type `{type(value).__name__}` can't be hashed: "
             f"{reason}. Everything that isn't an array is static, and static values must be "
-            "hashable and comparable: make it an array, a tuple or a frozen dataclass, or give its "
-            "class an `__eq__` and a `__hash__`."
+            f"hashable and comparable: {for_unhashable(value)}."
         )
     if path and type(value) in (dict, collections.defaultdict):
         return ValueError(

@@ -1,19 +1,26 @@
-"""The table of one function: its entries by spec, and the fast paths that serve them."""
+"""A function under `filter_jit`, its table of entries by spec, and where functions keep these."""
 
+import functools
+import inspect
 import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
-from .._compat import native
+import equinox as eqx
+
+from .._compat import MISSING
 from .._diagnostics.history import History
 from .._fast.signature import Signature
-from .._places import Place
-from .._spec.static_key import referents
-from .._spec.tree import Spec
+from .._places import Place, place_of, wrapped_by
+from .._spec.static_key import referents, static_key
+from .._spec.tree import Spec, combine
+from .._text import short
 from .entry import Entry
+from .errors import split_named
 from .options import Options
 
 #: How many structures of a function take turns at full speed; the slow path serves others.
@@ -21,6 +28,10 @@ MAX_FAST = 64
 
 # Where more take turns, one in so many calls of the slow path gets a fast path in place of another.
 _CALLS_PER_TURN = 64
+
+# How many differently wrapped forms of one function (`filter_grad(f)`, `partial(f, ...)`, other
+# options), and how many functions that have no `__dict__`, share tables.
+_MAX_TABLES = 128
 
 
 class CacheInfo(NamedTuple):
@@ -78,16 +89,17 @@ class Table:
         self.history = History(signature.label, options.max_traces, place, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
-        # The handlers of wrappers that have generated functions.
-        self._linked: set[weakref.ref[Any]] = set()
+        #: The handlers of wrappers that call all of these, in generated Python.
+        self.linked: weakref.WeakSet[Any] = weakref.WeakSet()
         #: Of calls of the slow path, and of fast paths that were removed.
         self.n_hits = 0
         self._n_slow = 0
         self._clock = itertools.count()
 
-    def __del__(self) -> None:
-        # How often a family of functions was called counts those that are gone.
-        if self.history.family is not None and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # How often a family of functions was called counts those that are gone. At the exit this
+        # module may be empty.
+        if self.history.family is not None and not is_finalizing():
             self.history.family.hits_of_gone += self.info().hits
 
     def find(self, spec: Spec) -> Entry | None:
@@ -100,30 +112,25 @@ class Table:
     def add(self, entry: Entry) -> Entry:
         """Add an entry in place of the least used; return another thread's, if that was first."""
         added = self.entries.setdefault(entry.spec, entry)
-        added.last_used = next(self._clock)
         if added is entry:
             entry.watches = watch(self, entry.spec)
-            # A call of a fast path leaves no trace but a hit and, in C, its place in the list.
-            for fast in self.fasts[::-1]:
-                if fast.hits > fast.hits_before:
-                    fast.hits_before = fast.hits
-                    fast.entry.last_used = next(self._clock)
-            maxsize = self.options.maxsize
-            while maxsize is not None and len(self.entries) > maxsize:
-                self._drop_least_used(entry, maxsize)
+        # A call of a fast path leaves no trace but a hit and, in C, its place in the list.
+        for fast in self.fasts[::-1]:
+            if fast.hits > fast.hits_before:
+                fast.hits_before = fast.hits
+                fast.entry.last_used = next(self._clock)
+        added.last_used = next(self._clock)
+        maxsize = self.options.maxsize
+        while maxsize is not None and len(self.entries) > maxsize:
+            # In one C call, because other threads and garbage collection change the dict.
+            least_used = min(list(self.entries.values()), key=lambda each: each.last_used)
+            reason = f"its entry was the least recently used of more than {maxsize}"
+            # Only the user can change the bound.
+            if self.place.is_users:
+                reason += "; with that many static structures in use, raise `maxsize`"
+            least_used.invalidate(reason)
+            self.drop(least_used.spec)
         return added
-
-    def _drop_least_used(self, new: Entry, maxsize: int) -> None:
-        # In one C call, because other threads and garbage collection change the dict.
-        others = [entry for entry in list(self.entries.values()) if entry is not new]
-        least_used = min(others, key=lambda entry: entry.last_used, default=new)
-        # Only the user can change the bound.
-        advice = "; with that many static structures in use, raise `maxsize`"
-        least_used.invalidate(
-            f"its entry was the least recently used of more than {maxsize}"
-            f"{advice if self.place.is_users else ''}"
-        )
-        self.drop(least_used.spec)
 
     def drop(self, spec: Spec) -> None:
         """Drop the entry of a spec, if there is one, and its fast path."""
@@ -147,19 +154,14 @@ class Table:
             self.history.restart()
 
     def wants_fast(self, entry: Entry) -> bool:
-        """Return whether an entry should get a fast path now; one that it has goes to the front."""
+        """Return whether an entry should get a fast path now."""
         with self.lock:
-            fasts = self.fasts
-            for fast in fasts[:]:
-                if fast.entry is entry:
-                    fasts.remove(fast)
-                    fasts.insert(0, fast)
-                    return False
-            if len(fasts) < MAX_FAST:
-                return True
+            fasts = self.fasts[:]
             # Making one takes as long as some calls of the slow path.
-            self._n_slow += 1
-            return self._n_slow % _CALLS_PER_TURN == 0
+            self._n_slow += len(fasts) >= MAX_FAST
+            return self._n_slow % _CALLS_PER_TURN == 0 and all(
+                [fast.entry is not entry for fast in fasts]  # noqa: C419
+            )
 
     def add_fast(self, fast: Any) -> None:
         """Put a fast path before all others, unless its entry was dropped meanwhile."""
@@ -182,22 +184,149 @@ class Table:
                     self.n_hits += fast.hits
                     self._unlink()
 
-    def link(self, handler: Any) -> None:
-        """Have a handler's `unlink` called whenever the list of fast paths changes."""
-        # C reads the list in each call.
-        if native is None:
-            # Unlike a `WeakSet`, this runs no Python when one dies: what a signal handler raises
-            # there is lost.
-            self._linked.add(weakref.ref(handler, self._linked.discard))
-
     def _unlink(self) -> None:
-        # A generated function calls those that there were when it was made.
-        for ref in self._linked.copy():
-            handler = ref()
-            if handler is not None:
-                handler.unlink()
+        for handler in [*self.linked]:
+            handler.unlink()
+        self.linked.clear()
 
     def info(self) -> CacheInfo:
         with self.lock:
             hits = self.n_hits + sum([fast.hits for fast in self.fasts[:]])
         return CacheInfo(len(self.entries), self.history.n_traces, self.options.maxsize, hits)
+
+
+# --- Functions ------------------------------------------------------------------------------------
+
+
+class Function:
+    """A function under `filter_jit`, taken apart when it is wrapped; a wrapper's copies share it.
+
+    - `spec`, `statics`: its spec and its static objects.
+    - `options`: how it is jitted.
+    - `signature`: its parameters.
+    - `keeps_arrays`: whether its arrays are never donated; it then shares no table.
+    - `table`: the table of its entries, shared by all that wrap the function so.
+    - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
+    """
+
+    def __init__(
+        self,
+        fun: Any,
+        spec: Spec,
+        statics: Sequence[Any],
+        options: Options,
+        table: Table | None = None,
+    ):
+        self.spec = spec
+        self.statics = tuple(statics)
+        self.options = options
+        self.keeps_arrays = table is not None
+        # As metadata of a pytree node, copies of a wrapper that JAX unflattens compare by this.
+        self.key = static_key(options), spec
+        # A frozen function's spec holds its arrays, which nothing else is to hold.
+        self.table = table or _tables_of(fun).get(
+            # Much code wraps where it calls, and reading a signature takes longer than such a call.
+            self.key,
+            lambda: Table(Signature(fun, *names_of(fun)), options, place_of(fun)),
+        )
+        self.signature = self.table.signature
+        self.attributes = {
+            attribute: getattr(fun, attribute)
+            # Copied when it is wrapped: a wrapper lets its user set them.
+            for attribute in functools.WRAPPER_ASSIGNMENTS
+            # Equinox's unflatten fills in a mark where a Module has no such attribute.
+            if getattr(fun, attribute, MISSING) is not MISSING
+        }
+
+    def __repr__(self) -> str:
+        # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
+        return f"<{self.signature.qualname}{inspect.Signature(self.signature.parameters)}>"
+
+    def combine(self, arrays: Sequence[Any]) -> Any:
+        return combine(self.spec, iter(arrays), iter(self.statics))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and (other is self or other.key == self.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def names_of(fun: Any) -> tuple[str, str]:
+    """Return what to call a callable in programs and errors: the name of the function below it."""
+    below = fun
+    for below in wrapped_by(fun):
+        # As upstream names it.
+        if isinstance(below, eqx.Partial):
+            break
+    # An instance of a class is called by the name of that.
+    named = below if hasattr(below, "__name__") and hasattr(below, "__qualname__") else type(below)
+    return named.__name__, named.__qualname__
+
+
+def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
+    """Return a function as `filter_jit` sees it: without its arrays, and these."""
+    if not callable(fun):
+        hint = ""
+        if isinstance(fun, (classmethod, property)):
+            hint = f" Put `@{type(fun).__name__}` above `@filter_jit`."
+        elif inspect.ismodule(fun):
+            hint = " Name the function in the module."
+        raise TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")
+    spec, arrays, statics = split_named(fun, lambda: [("fun", fun)])
+    return Function(fun, spec, statics, options), tuple(arrays)
+
+
+# --- Where functions keep their tables ------------------------------------------------------------
+
+# Under this name a function has its tables in its `__dict__`: a plain cycle, which Python frees,
+# where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
+_ATTRIBUTE = "__eqxjit_tables__"
+
+
+class _Tables:
+    """The tables of one function, by how it is wrapped."""
+
+    def __init__(self, owner: object | None):
+        self.owner = None if owner is None else weakref.ref(owner)
+        #: Of each the references that drop it, and when it was last used.
+        self.by_key: dict[Hashable, list[Any]] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
+        """Return the table of a key, which is made if there is none."""
+        # Without a lock, because comparing keys may run a user's `==`.
+        found = self.by_key.get(key)
+        if found is None:
+            # Another thread may be first.
+            found = self.by_key.setdefault(key, [make(), watch(self, key), 0])
+        found[2] = next(_clock)
+        while len(self.by_key) > _MAX_TABLES:
+            self.drop(min(list(self.by_key.items()), key=lambda item: item[1][2])[0])
+        return found[0]
+
+    def drop(self, key: Hashable) -> None:
+        self.by_key.pop(key, None)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # Reached when a function is pickled by value, and when its `__dict__` is copied: what was
+        # compiled isn't copied.
+        return type(None), ()
+
+
+_clock = itertools.count()
+_lock = threading.RLock()
+# Those of what has no function below it, such as a Module.
+_shared = _Tables(None)
+
+
+def _tables_of(fun: Any) -> _Tables:
+    """Return the tables that lie on the Python function below a callable."""
+    innermost = next((below for below in wrapped_by(fun) if type(below) is FunctionType), None)
+    if innermost is None:
+        return _shared
+    with _lock:
+        tables = vars(innermost).get(_ATTRIBUTE)
+        # `functools.wraps` copies a function's `__dict__` to another one.
+        if tables is None or tables.owner() is not innermost:
+            tables = vars(innermost)[_ATTRIBUTE] = _Tables(innermost)
+        return tables

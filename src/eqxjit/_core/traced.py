@@ -1,6 +1,5 @@
 """The function that JAX traces for one entry, in the middle of whatever call needs it."""
 
-import contextlib
 import inspect
 import re
 import weakref
@@ -9,17 +8,49 @@ from typing import Any
 
 import jax
 
-from .._compat import debug_info, is_staging, is_tracing
+from .._compat import debug_info, is_staging, is_tracing, native
 from .._diagnostics import events
 from .._diagnostics.description import ArrayPart, describe_trees
-from .._diagnostics.hidden_warnings import hide_warnings
 from .._fast.signature import Signature
 from .._places import stub_at
 from .._spec.tree import combine, count_arrays, has_tracers
-from .calls import Call, in_flight
-from .entry import Entry, Output
+from .entry import Call, Entry, Output
+
+# --- Calls in flight ------------------------------------------------------------------------------
+# A static object that a trace compiles in is that of the call in flight, because an equal one of an
+# earlier call may have changed since. Each thread has a stack of them: with the native back end in
+# C, otherwise in Python.
+
+if native is not None:
+    make, in_flight = native.run, native.in_flight
+
+else:
+    from .._fast.writer import call_of
+    from .._fast.writer import in_flight as _stack
+
+    def make(call: Call, action: Any, *arrays: Any) -> Any:
+        """Call a jitted function, or its `lower`, with the arrays of a call in flight."""
+        __tracebackhide__ = True
+        calls = _stack.calls
+        n = len(calls)
+        try:
+            calls.append([call.entry, None, call])
+            return action(*arrays)
+        finally:
+            del calls[n:]
+
+    def in_flight(entry: Entry | None = None) -> Call | None:
+        """Return this thread's innermost call in flight, of an entry or of any; or None."""
+        for record in reversed(_stack.calls):
+            if entry is None or record[0] is entry:
+                return call_of(record)
+        return None
+
 
 events.listen(in_flight)
+
+
+# --- Traces ---------------------------------------------------------------------------------------
 
 
 class NotInFlight(RuntimeError):
@@ -94,10 +125,9 @@ def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Any:
     """Run the user's function on these arrays and on the static objects of the call in flight."""
     # Equinox looks for this name on the stack, to tell where the jitted part begins.
     __equinox_jit_id__ = b"eqxjit"  # noqa: F841
-    n, n_fun = entry.n_first, entry.n_fun
-    fun = call.function.combine(leaves[n : n + n_fun])
-    arrays = (*leaves[:n], *leaves[n + n_fun :])
-    args, kwargs = combine(call.spec, iter(arrays), iter(call.statics))
+    n = entry.n_arrays - entry.n_fun
+    fun = call.function.combine(leaves[n:])
+    args, kwargs = combine(call.spec, iter(leaves[:n]), iter(call.statics))
     return fun(*args, **kwargs)
 
 
@@ -120,26 +150,19 @@ def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
 
 def new_entry(call: Call) -> Entry:
     """Return a new entry for a call's structure, not yet traced."""
-    function, options, n_fun = call.function, call.function.options, len(call.fun_arrays)
-    donates = options.donate != "none"
-    # The order is upstream's, in which JAX reuses donated arrays.
-    is_split = call.args and (n_fun or donates)
-    n_first = count_arrays(call.spec[3][3]) if is_split else 0
-    entry = Entry(call.spec, function.signature, options, n_first, n_fun)
+    function, donate = call.function, call.function.options.donate
+    entry = Entry(call.spec, function, len(call.fun_arrays))
     # New for each entry: JAX keeps what it traced by the function that it jits.
     traced = TracedFunction(function.signature, entry)
-    donated: list[int] = []
-    if donates:
+    first = last = 0
+    if donate != "none":
         # Not the arrays of a frozen function, which is called again with the same ones.
-        donated += range(n_first + (n_fun if function.keeps_arrays else 0), entry.n_arrays)
-    if options.donate in ("all", "warn"):
-        donated += range(n_first)
-    with contextlib.ExitStack() as stack:
-        if options.jit_arguments:
-            # What JAX has to say of them it said when they were checked.
-            stack.callback(hide_warnings())
-        # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
-        entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
+        last = entry.n_arrays - (entry.n_fun if function.keeps_arrays else 0)
+        if donate.endswith("first") and call.args:
+            first = count_arrays(call.spec[3][3])
+    jit_arguments = dict(function.options.jit_arguments)
+    # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+    entry.jitted = jax.jit(traced, donate_argnums=range(first, last), **jit_arguments)
     return entry
 
 
@@ -152,12 +175,11 @@ def argument_names(call: Call) -> tuple[str, ...] | None:
 
     They hold nothing of the user's. None if the call can't be described.
     """
-    function, n, n_fun = call.function, call.entry.n_first, call.entry.n_fun
+    function, signature = call.function, call.function.signature
     rows = [*call.description]
-    if n_fun and function.keeps_arrays:
+    if call.fun_arrays and function.keeps_arrays:
         # They are no part of the description, because they are always the same.
         rows += describe_trees([("fun", function.spec, function.combine(call.fun_arrays))])
-    signature = function.signature
     names = signature.path_names(len(call.args))
     names += [*map(signature.keyword_path, sorted(call.kwargs)), "fun"]
     paths: list[str] = []
@@ -167,13 +189,10 @@ def argument_names(call: Call) -> tuple[str, ...] | None:
             root, name = row.path, names.pop(0)
         if isinstance(row.part, ArrayPart):
             path = _ADDRESS.sub("...", name + row.path[len(root) :])
+            # A bound method of a Module.
+            path = re.sub(r"^fun\.__self__\b", "self", path) if name == "fun" else path
             paths.append(_INDEX.sub(r"\1", path))
-    if len(paths) != call.entry.n_arrays:
-        return None
-    end = len(paths) - n_fun
-    # A bound method of a Module.
-    of_fun = [re.sub(r"^fun\.__self__\b", "self", path) for path in paths[end:]]
-    return (*paths[:n], *of_fun, *paths[n:end])
+    return tuple(paths) if len(paths) == call.entry.n_arrays else None
 
 
 def currently_jitting() -> bool:

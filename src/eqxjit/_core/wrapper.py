@@ -19,10 +19,9 @@ from .._diagnostics.trace import Trace
 from .._places import trimming
 from .._text import short
 from .ahead import CompileCost, Lowered, lower
-from .function import Function, take_apart
-from .options import DEFAULT_MAXSIZE, Donate, JitOptions, Options, check_options
+from .options import Donate, JitOptions, Options, check_options
 from .slow import CallHandler
-from .table import CacheInfo
+from .table import CacheInfo, Function, take_apart
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -201,8 +200,6 @@ class JitFunction(_Jitted[P, T], CallableBySlot):
     def __init__(self, function: Function, arrays: tuple[Any, ...]):
         self.__dict__ = dict(function.attributes)  # type: ignore
         self._handler = CallHandler(function, arrays, self)
-        # Linked to the fast paths by its first call, because many copies are never called.
-        self._handler.unlink()
 
     @property
     def _function(self) -> Function:
@@ -364,7 +361,7 @@ def filter_jit(
     *,
     donate: Donate = "none",
     block: bool = False,
-    maxsize: int | None = DEFAULT_MAXSIZE,
+    maxsize: int | None = 1024,
     max_traces: int | None = None,
     **jitkwargs: Any,
 ) -> Any:

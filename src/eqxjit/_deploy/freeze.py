@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 from .._core.ahead import CompileCost
 from .._core.errors import split_named
-from .._core.function import Function, names_of
-from .._core.options import DEFAULT_MAXSIZE, Options, check_options
-from .._core.table import Table
+from .._core.options import Options
+from .._core.table import Function, Table, names_of
 from .._core.wrapper import (
     BoundJitFunction,
     JitFunction,
@@ -26,7 +25,7 @@ from .._core.wrapper import (
 from .._fast.signature import Signature
 from .._places import place_of, trimming
 from .._spec.static_key import CONSTANTS, referents, same, static_key
-from .._spec.tree import Spec, combine, has_tracers, resplit, split
+from .._spec.tree import Spec, combine, has_tracers, split
 from .._text import short
 from .saved import Path, SavedFunction, is_symbolic, read, write
 
@@ -166,7 +165,7 @@ def freeze(
 
         ```
     """
-    options = check_options("none", False, DEFAULT_MAXSIZE, None, {})
+    options = Options()
     if isinstance(fun, BoundJitFunction):
         fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
     if isinstance(fun, JitFunction):
@@ -204,8 +203,7 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """
     fun, arrays = read(path)
-    options = check_options("none", False, DEFAULT_MAXSIZE, None, {})
-    return _frozen("load", _Partial(fun, arrays), options, 0)
+    return _frozen("load", _Partial(fun, arrays), Options(), 0)
 
 
 # Not `equinox.Partial`, which warns of a `jax.vmap(model)` in it.
@@ -214,6 +212,15 @@ class _Partial(functools.partial[Any]):
 
 
 register_partial(_Partial)
+
+
+class _Constant:
+    """An array that is compiled in: a static leaf that compares by identity."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any):
+        self.array = array
 
 
 def _frozen(
@@ -226,14 +233,15 @@ def _frozen(
     if has_tracers(arrays):
         raise ValueError("`freeze` got a tracer: call it outside of `jit`, `grad` and `vmap`.")
 
-    def is_passed(leaf: Any) -> bool:
+    def passed_or_constant(array: Any) -> Any:
         # A file can't hold a typed key, and they are small.
-        is_key = eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes and not is_key
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        return _Constant(array) if is_key or array.nbytes <= max_constant_bytes else array
 
     # Copies of the arrays, too: they may be donated, or changed in place if they are NumPy's.
-    spec, arrays, statics = snapshot(spec, map(jnp.copy, arrays), statics)
-    spec, passed, statics = resplit(spec, arrays, statics, is_passed)
+    copies = [passed_or_constant(jnp.copy(array)) for array in arrays]
+    spec, passed, statics = snapshot(spec, copies, statics)
+    statics = [value.array if type(value) is _Constant else value for value in statics]
     names = names_of(fun)
     signature = Signature(partial, *names, wrapper=name)
     table = Table(signature, options, place_of(fun))

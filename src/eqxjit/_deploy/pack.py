@@ -152,11 +152,12 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 
         ```
     """
-    spec, arrays, statics = split_named(tree, lambda: [("tree", tree)], is_input=False)
-    if any(type(static) is Layout for static in statics):
-        parts = tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, Packed))[0]
-        path = next(keystr(path) for path, part in parts if isinstance(part, Packed))
-        raise ValueError(f"`tree{path}` is packed already. To pack it again, `unpack` it first.")
+    spec, arrays, statics = split_named(tree, lambda: [("tree", tree)], False)
+    leaves, _ = tree_flatten_with_path(tree, is_leaf=lambda node: type(node) is Packed)
+    for path, leaf in leaves:
+        if type(leaf) is Packed:
+            name = f"tree{keystr(path)}"
+            raise ValueError(f"`{name}` is packed already. To pack it again, `unpack` it first.")
     # An optimizer without a state has none.
     if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")

@@ -24,14 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
-from .._core.entry import arrays_of
 from .._core.slow import CallHandler
 from .._diagnostics.description import Description, NodePart, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
-from .._spec.tree import Spec, combine, split
+from .._spec.tree import Spec, arrays_of, combine, split
 
-_VERSION = 5
+_VERSION = 6
 _HEADER = re.compile(rb"eqxjit\.freeze (\d{1,9}) (\S+) ([0-9a-f]{64})\n")
 
 # The first parameter of a saved function: its arrays, by a name that no other has.
@@ -79,7 +78,7 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
             "variable `EQX_ON_ERROR=off` takes out Equinox's checks."
         ) from error
     entry = call.entry
-    if len(entry.outs) != 1:
+    if entry.outs:
         raise ValueError(
             "What the function returns beside arrays depends on their shapes. Freeze it again, and "
             "save it before it is called."
@@ -97,7 +96,6 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
         "parameters": [
             [p.name, p.kind.name, p.default is not Parameter.empty] for p in signature.parameters
         ],
-        "n_first": entry.n_first,
         "inputs": to_json(inputs, "(args, kwargs)"),
         "output": to_json(output, "output"),
         "sizes": [len(program), *map(len, arrays)],
@@ -180,9 +178,8 @@ class SavedFunction:
         self._spec, _, statics = split(from_json(manifest["inputs"]))
         self._out_spec, _, self._out_statics = split(from_json(manifest["output"]))
         types = [Type(aval.shape, aval.dtype) for aval in exported.in_avals]
-        n_first = self._n_first = manifest["n_first"]
-        end = n_first + len(manifest["sizes"]) - 1
-        self._types, self.array_types = [*types[:n_first], *types[end:]], types[n_first:end]
+        n = len(types) - len(manifest["sizes"]) + 1
+        self._types, self.array_types = types[:n], types[n:]
         # Without arrays there is nothing to transform.
         self._call = _refusing(exported.call, name) if exported.in_avals else exported.call
         self._description = self._describe(self._spec, self._types, statics)
@@ -218,9 +215,9 @@ class SavedFunction:
         return "\n    ".join([f"`{self.__name__}` was saved for other arguments:", *lines])
 
     def __call__(self, arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
-        leaves, n = self.check(args, kwargs), self._n_first
+        leaves = self.check(args, kwargs)
         try:
-            results = self._call(*leaves[:n], *arrays, *leaves[n:])
+            results = self._call(*leaves, *arrays)
         except ValueError as error:
             if not any(is_symbolic(kind.shape) for kind in self._types):
                 raise

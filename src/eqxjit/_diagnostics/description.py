@@ -3,19 +3,21 @@
 import functools
 import inspect
 import itertools
+import random
 import re
 import types
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import numpy as np
 from jax.core import Tracer
 
-from .._compat import ArrayImpl, fields_of, flatten_one_level
-from .._places import CallSite, captured, code_of, is_users, transformation_of
-from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, Static, static_key
+from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes
+from .._places import CallSite, captured, code_of, is_users, is_users_module, transformation_of
+from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Opaque, Static, static_key
 from .._spec.tree import ARRAY, NODE, children, is_array, read_node
 from .._text import counted, short
 
@@ -29,8 +31,18 @@ _MAX_TEXT = 1_000
 _MAX_BITS = 256
 
 # The most constants that are part of a text.
-_MAX_CAPTURED = 4
+_MAX_CONSTANTS = 4
+# What a callable holds is described so deep, and a container in it up to so many entries.
+_MAX_DEPTH = 8
+_MAX_ENTRIES = 100
 
+#: Python's types of numbers by their names, without that of truth values.
+NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
+
+# What gives other values each time that it is asked.
+_DRAWN = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+
+_WRAPPED = re.compile(r"^(?:\._fun\w*)+")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -61,7 +73,7 @@ class StaticPart(NamedTuple):
     """
 
     text: str
-    key: Hashable
+    key: Any
     kind: str
     # Of a function, or of the type of anything else.
     module: str = "builtins"
@@ -70,7 +82,8 @@ class StaticPart(NamedTuple):
     maker: str = ""
     # The class of the Module that is transformed.
     transformed: str = ""
-    equals_itself_alone: bool = False
+    # As of `_nature`.
+    nature: str = ""
 
     @property
     def is_transformed(self) -> bool:
@@ -100,16 +113,40 @@ class NodePart(NamedTuple):
     """A node without its children, by a key as that of a `StaticPart`."""
 
     text: str
-    key: Hashable
-    # Of its class; empty for a container, which may be in anybody's hands.
+    key: Any
+    # Of its class; empty for what may be in anybody's hands: a container, a partial.
     module: str = ""
-    # JAX doesn't look into it: a plain dataclass.
+    # JAX doesn't look into it: a plain dataclass, or what has a nature.
     is_opaque: bool = False
     # What else to say, where that alone tells two nodes apart.
     detail: str = " (another class of that name)"
-    # It compares by identity, though it is described by its parts: a "partial", "method" or
-    # "instance" below a wrapper.
-    opened: str = ""
+    # Of an object that is described by what it holds, though it equals itself alone: as of
+    # `_nature`, what tells it from others, and where its code is.
+    nature: str = ""
+    identity: Hashable = None
+    made_at: CallSite | None = None
+
+    # As of a `StaticPart`.
+    transformed = maker = site = ""
+    is_transformed = False
+
+    @property
+    def kind(self) -> str:
+        return self.key[0] if self.nature else self.text
+
+    @property
+    def is_local(self) -> bool:
+        return "`" in self.text
+
+    @property
+    def is_container(self) -> bool:
+        return not (self.module or self.nature) and isinstance(self.key, (str, tuple))
+
+    @property
+    def another(self) -> str:
+        if self.nature == "method":
+            return f"{self.text} of another `{self.kind}`"
+        return f"another {self.text if self.nature == 'partial' else f'`{self.kind}`'}"
 
     def __str__(self) -> str:
         return self.text
@@ -125,12 +162,14 @@ class Row(NamedTuple):
     # It is in a static field, into which JAX doesn't look.
     is_field: bool = False
 
+    @property
+    def name(self) -> str:
+        """The path, without Equinox's wrappers around a function."""
+        return _WRAPPED.sub("", self.path).lstrip(".")
+
 
 class Description(tuple[Row, ...]):
     """The parts of a call, outside in."""
-
-    #: What tells apart callables that are described by their parts, and compare by identity.
-    identity: tuple[Hashable, ...] = ()
 
     def __str__(self) -> str:
         """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`."""
@@ -183,9 +222,13 @@ def _with_arrays(trace: Any, arrays: list[Any]) -> Description | None:
     if sum([type(row.part) is ArrayPart for row in rows]) != len(arrays):
         return None
     parts = map(_array, arrays)
-    return Description(
-        [Row(r.path, next(parts), *r[2:]) if type(r.part) is ArrayPart else r for r in rows]
-    )
+    # Rows are shared, because a function may have many traces of a large tree.
+    return Description([_with_array(r, parts) if type(r.part) is ArrayPart else r for r in rows])
+
+
+def _with_array(row: Row, parts: Iterator[ArrayPart]) -> Row:
+    part = next(parts)
+    return row if part is row.part else Row(row.path, part, *row[2:])
 
 
 def describe_function(call: Any) -> Description:
@@ -194,19 +237,26 @@ def describe_function(call: Any) -> Description:
     # One that holds arrays for good is of its own.
     if function.keeps_arrays:
         return UNKNOWN
-    return describe_trees([("", function.spec, function.combine(call.fun_arrays))], opens=True)
+    return describe_trees([("", function.spec, function.combine(call.fun_arrays))], _MAX_DEPTH)
 
 
 def kind_of(function: Description) -> tuple[str, ...]:
     """Return what two functions of one place share if they are wrapped alike."""
     part = function[0].part
-    return (part.text,) if isinstance(part, NodePart) else (part.maker, part.transformed)
+    name = part.kind if isinstance(part, NodePart) else part.maker
+    return (name, part.nature, part.transformed)
 
 
-def describe_trees(named: list[tuple[str, Any, Any]], opens: bool = False) -> Description:
-    """Describe trees, each from its name, its spec and itself; `opens` takes callables apart."""
+#: In place of the spec of what wasn't split, as it is held by a callable.
+_UNSPLIT = "unsplit"
+
+
+def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Description:
+    """Describe trees, each from its name, its spec and itself.
+
+    Of objects that equal themselves alone constants are described, and all else up to a depth.
+    """
     rows: list[Row] = []
-    identity: list[Hashable] = []
     # What is left of each node under way, outside in; its path, the rows of the nodes that hold
     # what is left, and whether that is in a static field. Children are as of `children`; in a
     # static field, with keys in place of specs.
@@ -216,14 +266,14 @@ def describe_trees(named: list[tuple[str, Any, Any]], opens: bool = False) -> De
         for suffix, spec, value, is_field in rest:
             path, is_field, below = prefix + suffix, is_field or is_in_field, ()
             try:
+                if spec is _UNSPLIT:
+                    spec = _spec_of(value)
                 if spec is ARRAY:
                     part: Any = _array(value)
                 elif type(value) in CONSTANTS:
                     part = _constant(value, is_field)
                 else:
-                    part, below = _part_of(spec, value, is_field, opens)
-                    if opens and isinstance(part, NodePart) and part.opened:
-                        identity.append(lasting(spec.key if isinstance(spec, Static) else spec))
+                    part, below = _part_of(spec, value, is_field, len(levels) <= depth)
             except Exception:
                 # The user's class may refuse to be asked: for its name, its fields, its flatten, a
                 # `repr`. It is described for us, not for the call, which goes on.
@@ -237,9 +287,16 @@ def describe_trees(named: list[tuple[str, Any, Any]], opens: bool = False) -> De
                 break
         else:
             levels.pop()
-    description = Description(rows)
-    description.identity = tuple(identity)
-    return description
+    return Description(rows)
+
+
+def _spec_of(value: Any) -> Any:
+    """Return the spec of a value, without those of what is below it."""
+    if is_array(value):
+        return ARRAY
+    if value is None or type(value) in registered_nodes:
+        return (NODE, type(value), None)
+    return Static(static_key(value))
 
 
 def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
@@ -248,17 +305,30 @@ def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
         return NodePart("None", None)
     if type(value) is int and value.bit_length() > _MAX_BITS:
         return _leaf(static_key(value), value)
-    return StaticPart(repr(value), None, type(value).__name__)
+    name = type(value).__name__
+    return StaticPart(repr(value), None, name, nature="number" if name in NUMBERS else "")
 
 
-def _part_of(spec: Any, value: Any, is_field: bool, opens: bool) -> tuple[Any, list[Any]]:
+def _part_of(spec: Any, value: Any, is_field: bool, is_deep: bool) -> tuple[Any, list[Any]]:
     """Return the part of a value, and what is below it."""
     if type(spec) is tuple and not is_field:
         return _node(spec, value)
     key = spec.key if isinstance(spec, Static) else spec
+    nature = _nature(key, value)
+    if nature in ("partial", "method", "instance"):
+        opened = _opened(key, value, nature)
+        if opened is not None:
+            below = []
+            for name, content in _contents(value).items():
+                # The call's description has no arrays but the call's.
+                is_short = nature == "partial" or type(content) in CONSTANTS
+                spec = _spec_of(content) if is_short and not is_deep else _UNSPLIT
+                if is_deep or isinstance(spec, Static):
+                    below.append((name, spec, content, False))
+            return opened, below
     below = _parts_of(key, value)
     if below is None:
-        return (opens and _opened(value)) or (_leaf(key, value), [])
+        return _leaf(key, value, nature), []
     # JAX may look into a container of another kind, but not into a plain dataclass.
     is_node = flatten_one_level(value) is not None
     return _part_of_class(type(value), len(below), not is_node), below
@@ -294,16 +364,19 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
 
 
 def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
-    cls, n = spec[1], len(spec) - 3
+    cls, name = spec[1], spec[1].__name__
     if spec[0] != NODE:
-        return _part_of_class(cls, n), children(spec, value)
+        return _part_of_class(cls, len(spec) - 3), children(spec, value)
     suffixes, values, metadata = read_node(value)
-    name = cls.__name__
     if cls in WRAPPERS:
         # Around anybody's function.
-        part = NodePart(name, hash(metadata.options.key), detail=" with other options")
+        part = NodePart(name, hash(static_key(metadata.options)), detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
-    below = [(*each, False) for each in zip(suffixes, spec[3:], values, strict=True)]
+    specs = spec[3:] or [_UNSPLIT] * (len(values) if len(values) <= _MAX_ENTRIES else 0)
+    if cls is jax.tree_util.Partial:
+        suffixes = [".args", ".keywords"]
+    zipped = zip(suffixes, specs, values, strict=False)
+    below: list[Any] = [(*each, False) for each in zipped]
     if cls is jax.tree_util.Partial:
         below.append((".func", static_key(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):
@@ -311,11 +384,11 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
         names = {suffix for suffix, *_ in below}
         rest = [(f".{name}", v) for name, v in fields_of(value).items() if f".{name}" not in names]
         below += [(suffix, static_key(v), v, True) for suffix, v in rest]
-    elif not issubclass(cls, dict):
+    elif metadata is not None and metadata is not cls and not issubclass(cls, dict):
         key = (name, weakref.ref(cls), lasting(static_key(metadata)))
         detail = f" with metadata {short(metadata)}"
         return NodePart(name, key, cls.__module__, detail=detail), below
-    return _part_of_class(cls, n), below
+    return _part_of_class(cls, len(values)), below
 
 
 def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
@@ -325,7 +398,8 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
         return NodePart(f"{name} of {n}", (name, n))
     if issubclass(cls, dict) and not is_opaque:
         return NodePart(name, name)
-    return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque)
+    module = "" if issubclass(cls, (eqx.Partial, jax.tree_util.Partial)) else cls.__module__
+    return NodePart(name, weakref.ref(cls), module, is_opaque)
 
 
 def _parts_of(key: Hashable, value: Any) -> list[Any] | None:
@@ -349,40 +423,84 @@ def _parts_of(key: Hashable, value: Any) -> list[Any] | None:
     return [(*each, True) for each in zip(suffixes, parts, values, strict=False)]
 
 
-def _opened(value: Any) -> tuple[NodePart, list[Any]] | None:
-    """Return the part of a callable that compares by identity, and what it holds; or None."""
-    kind: Any = type(value)
+def _opened(key: Hashable, value: Any, nature: str) -> NodePart | None:
+    """Return the part of an object that equals itself alone, if it is a node; or None."""
+    kind, code, text = type(value), None, f"{type(value).__name__} object"
+    if nature == "partial":
+        text, code = f"partial of {_text(value.func)}", code_of(value)
+    elif nature == "method":
+        kind, text = type(value.__self__), f"`{value.__qualname__}`"
+    if nature != "partial" and not is_users_module(kind.__module__):
+        return None
+    return NodePart(
+        text,
+        (kind.__name__, weakref.ref(kind)),
+        "" if nature == "partial" else kind.__module__,
+        is_opaque=True,
+        nature=nature,
+        identity=lasting(key),
+        made_at=code and CallSite(code.co_filename, code.co_firstlineno),
+    )
+
+
+def _contents(value: Any) -> dict[str, Any]:
+    """Return what a callable, or an instance of a class, holds, by what follows its path."""
+    kind = type(value)
+    if isinstance(value, type):
+        return {}
+    if kind is types.FunctionType:
+        return {f".{name}": content for name, content in captured(value)}
+    if kind is types.MethodType:
+        return _contents(value.__self__)
     if isinstance(value, functools.partial):
-        text, opened = f"partial of {_text(value.func)}", "partial"
         is_function = type(value.func) is types.FunctionType
         names = value.func.__code__.co_varnames if is_function else ()
         named = itertools.zip_longest(names[: len(value.args)], value.args)
-        held = {f".{n}" if n else f"[{i}]": v for i, (n, v) in enumerate(named)}
-        held |= {f".{name}": argument for name, argument in sorted(value.keywords.items())}
-        if not is_function:
-            held[".func"] = value.func
-    elif kind is types.MethodType and not isinstance(value.__self__, type):
-        kind = type(value.__self__)
-        text, opened = f"`{value.__qualname__}` of another `{kind.__name__}`", "method"
-        held = {f".{name}": v for name, v in vars(value.__self__).items()}
-    elif callable(value) and isinstance(vars(kind).get("__call__"), types.FunctionType):
-        text, opened = f"`{kind.__name__}`", "instance"
-        held = {f".{name}": v for name, v in vars(value).items()}
-    else:
-        return None
-    part = NodePart(text, (opened, weakref.ref(kind)), kind.__module__, opened=opened)
-    keys = [(name, ARRAY if is_array(v) else static_key(v), v, True) for name, v in held.items()]
-    return part, keys
+        held = {f".{name or f'args[{i}]'}": v for i, (name, v) in enumerate(named)}
+        held |= {f".{name}": content for name, content in sorted(value.keywords.items())}
+        return held if is_function else held | {".func": value.func}
+    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for some in slots for name in ([some] if isinstance(some, str) else some)]
+    found = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    found |= getattr(value, "__dict__", {})
+    return {f".{name}": content for name, content in found.items() if name[:2] != "__"}
 
 
-def _leaf(key: Hashable, value: Any) -> StaticPart:
+def _nature(key: Hashable, value: Any) -> str:
+    """Return what a static value is, as far as remedies tell that apart.
+
+    An "array", an "iterator", a "slice", a "method"; of what equals itself alone also a "partial",
+    a "function" or an "instance"; else nothing. (A "number" is a constant.)
+    """
+    kind = type(value)
+    if isinstance(value, type):
+        return ""
+    if hasattr(kind, "__next__") or isinstance(value, _DRAWN):
+        return "iterator"
+    if isinstance(value, Tracer) or is_array(value):
+        return "array"
+    if kind is slice:
+        return "slice"
+    if kind is types.MethodType:
+        return "method"
+    if type(key) is tuple or kind.__eq__ is not object.__eq__:
+        return ""
+    if isinstance(value, functools.partial):
+        return "partial"
+    if kind is types.FunctionType or code_of(value):
+        return "function"
+    # Unlike a member of an enumeration.
+    return "instance" if kind.__hash__ is object.__hash__ else ""
+
+
+def _leaf(key: Hashable, value: Any, nature: str = "") -> StaticPart:
     kind: Any = type(value)
     name: str = kind.__name__
     is_function, code = kind is types.FunctionType, code_of(value)
     transformation, target = transformation_of(value) if is_function else ("", None)
+    own = value.__code__ if is_function else code
     # The function that defines it.
-    maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
-    is_alone = isinstance(key, (weakref.ref, Identity)) or kind is types.MethodType
+    maker = own.co_qualname.rpartition(".<locals>.")[0] if own else ""
     return StaticPart(
         _text(value),
         (weakref.ref(kind), lasting(key)),
@@ -391,7 +509,7 @@ def _leaf(key: Hashable, value: Any) -> StaticPart:
         code and CallSite(code.co_filename, code.co_firstlineno),
         f"jax.{transformation}" if transformation else maker,
         type(target).__name__ if isinstance(target, eqx.Module) else "",
-        is_alone and not isinstance(value, type),
+        nature,
     )
 
 
@@ -434,17 +552,18 @@ def _text(value: Any) -> str:
             # A line of a library's is no help, but where in the library.
             is_ours = is_users(value.__code__.co_filename)
             name = value.__name__ if is_ours else name.replace(".<locals>", "")
-            return f"`{name}`{_holding(captured(value))}"
+            return f"`{name}`{_holding(value)}"
         wrapped = inspect.unwrap(value)
         if isinstance(wrapped, types.FunctionType):
             return f"{kind.__name__} of {_text(wrapped)}"
     if kind.__repr__ is object.__repr__:
-        return f"{kind.__name__} object{_holding(getattr(value, '__dict__', {}).items())}"
+        return f"{kind.__name__} object{_holding(value)}"
     # Where something is in memory tells nothing.
     return _ADDRESS.sub("", short(value, _MAX_TEXT))
 
 
-def _holding(named: Iterable[tuple[str, Any]]) -> str:
-    """Return the constants among named values as a text: what tells a value from one made alike."""
-    constants = [f"{name}={short(v)}" for name, v in [*named] if type(v) in CONSTANTS]
-    return f" with {', '.join(constants[:_MAX_CAPTURED])}" if constants else ""
+def _holding(value: Any) -> str:
+    """Return the constants that a value holds as a text: what tells it from one made alike."""
+    held = _contents(value).items()
+    constants = [f"{path[1:]}={short(v)}" for path, v in held if type(v) in CONSTANTS]
+    return f" with {', '.join(constants[:_MAX_CONSTANTS])}" if constants else ""

@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-import re
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ CALLABLE = "another callable"
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
 
-# What is spelled out: differences, as a new model may differ in every array; and objects made anew.
+# What is spelled out: differences, as a new model may differ in every array; and parts.
 _MAX_SHOWN = 8
 _MAX_PARTS = 4
 
@@ -66,6 +65,11 @@ class Difference(NamedTuple):
             return f"{self.category}: `{self.path}` is another {self.new}"
         return f"{self.category}: `{self.path}` was {self.old}, is {self.new}"
 
+    @property
+    def cause(self) -> str:
+        """What it has in common with those of other traces."""
+        return f"{self.category}: {self.path or self.new}"
+
 
 def listed(differences: Iterable[Difference], with_remedies: bool = False) -> list[str]:
     """Return a text for each kind of difference, up to a bound; with remedies if asked."""
@@ -94,156 +98,186 @@ def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
     return texts
 
 
-def _causes(old: Description, new: Description, of_user: bool) -> list[list[Change]]:
-    """Return the parts that differ, outside in: those of one cause together."""
-    changes: list[Change] = []
-    # The paths of what differs, and of all that is in it: the parts of a node that is another
-    # altogether aren't compared.
-    changed: set[str] = set()
+def _all_changes(old: Description, new: Description) -> list[tuple[Row, Any, Any]]:
+    """Return the parts that differ, outside in: each row, what was there, and what is there now."""
     old_parts, new_parts = ({row.path: row.part for row in rows} for rows in (old, new))
-    for row in (*new, *old):
-        was, is_now = old_parts.get(row.path), new_parts.get(row.path)
-        if row.around and row.around[0].path in changed:
-            changed.add(row.path)
-        elif row.path not in changed and was != is_now:
-            changed.add(row.path)
-            changes.append(Change(row, was, is_now, new, of_user))
-    if not changes:
-        for was, row in zip(old, new, strict=False):
-            if was.path != row.path and row.around:
-                # Of the same parts: the first that is elsewhere is in a dict whose keys are.
-                part = row.around[0].part
-                moved = NodePart(f"{part} with its keys in another order", None)
-                return [[Change(row.around[0], part, moved, new, of_user)]]
-    # Objects below one argument that one call made anew are one cause, with one remedy.
-    causes: dict[Hashable, list[Change]] = {}
-    for change in changes:
-        causes.setdefault(_made_by(change) or change.row.path, []).append(change)
-    return [*causes.values()]
-
-
-def _made_by(change: Change) -> Hashable:
-    """Return which call made an object anew; None for any other change."""
-    if not change.is_remade:
-        return None
-    if change.owner is not None:
-        return change.owner.path, None
-    made_at, maker = change.new.made_at, change.new.maker
-    if made_at is None or not maker or not change.row.around:
-        return None
-    return change.row.around[-1].path, made_at.filename, maker
+    changed = [row for row in new if old_parts.get(row.path) != row.part]
+    changes = [
+        (row, old_parts.get(row.path), new_parts.get(row.path))
+        for row in [*changed, *[row for row in old if row.path not in new_parts]]
+        # One object may have changed in place, which no call sees.
+        if not any(r.part.nature and old_parts.get(r.path) == r.part for r in row.around)
+    ]
+    if not changes and [*old_parts] != [*new_parts]:
+        # Of the same parts: the first that is elsewhere is in a dict whose keys are.
+        moved = next(r for was, r in zip(old, new, strict=True) if was.path != r.path)
+        row = moved.around[0] if moved.around else moved
+        changes.append((row, row.part, NodePart(f"{row.part} with its keys in another order", "")))
+    return changes
 
 
 def distance(old: Description, new: Description) -> int:
     """Return in how many parts two descriptions differ, those in nodes that differ included."""
-    parts = {row.path: row.part for row in old}
-    n_same = sum([parts.get(row.path) == row.part for row in new])
-    # Or the same paths in another order.
-    is_alike = [*parts] == [row.path for row in new]
-    return max(len(old), len(new)) - n_same + (not is_alike)
+    return len(_all_changes(old, new))
 
 
-def _lists_apart(
-    causes: list[list[Change]],
-) -> tuple[list[list[Change]], list[tuple[Row, list[Change]]]]:
-    """Return the causes without numbers of which many changed in a list, and these by the list."""
-    by_list: dict[str, list[Change]] = collections.defaultdict(list)
-    for cause in causes:
-        holder = cause[0].row.around[:1]
-        is_item = bool(holder) and not holder[0].part.module and type(holder[0].part.key) is tuple
-        if len(cause) == 1 and is_item and advice.are_numbers(cause[0]):
-            by_list[holder[0].path].append(cause[0])
-    many = {path for path, changes in by_list.items() if len(changes) > _MAX_SHOWN}
-    rest = [c for c in causes if not (c[0].row.around and c[0].row.around[0].path in many)]
-    return rest, [(by_list[path][0].row.around[0], by_list[path]) for path in sorted(many)]
+def _changes(old: Description, new: Description, of_user: bool) -> list[Change]:
+    """Return the parts that differ, without those of nodes that are another altogether."""
+    changes: list[Change] = []
+    opaque: set[str] = set()
+    for row, was, is_now in _all_changes(old, new):
+        if any(each.path in opaque for each in row.around):
+            continue
+        change = Change(row, was, is_now, new, of_user)
+        # What an opened callable holds tells more than that it is another one.
+        if not (change.is_remade and isinstance(is_now, NodePart)):
+            opaque.add(row.path)
+        changes.append(change)
+    told = {each.path for change in changes if not change.is_remade for each in change.row.around}
+    changes = [c for c in changes if not (isinstance(c.new, NodePart) and c.row.path in told)]
+    # A model of another size has other shapes and other static fields.
+    categories: dict[str, set[str]] = collections.defaultdict(set)
+    for change in changes:
+        models = [row.path for row in change.row.around if row.part.module]
+        for model in models[-1:]:
+            categories[model].add(_category(change))
+    if any(len(found) > 1 for found in categories.values()):
+        return [c._replace(is_resized=any(part.module for part in c.around)) for c in changes]
+    return changes
 
 
-def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
+def _category(change: Change) -> str:
+    old, new = change.old, change.new
+    if isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
+        return "shape" if old.shape != new.shape else "dtype"
+    if not change.row.around and None in (old, new):
+        return "argument newly passed or left out"
+    if change.is_remade:
+        return "static value changed"
+    return _CATEGORIES.get((type(old), type(new)), "structure changed")
+
+
+def _group_of(change: Change) -> tuple[Hashable, ...] | None:
+    """Return what changes of one cause share: the node that holds them, and the cause."""
+    new, around = change.new, change.row.around
+    if change.is_remade and isinstance(new, StaticPart) and new.nature != "iterator":
+        # Objects below one argument that one call made again.
+        if change.owner is not None:
+            return change.owner.path, "remade"
+        if new.made_at is None or not new.maker or not around:
+            return None
+        return around[-1].path, new.made_at.filename, new.maker
+    containers = [*itertools.takewhile(lambda row: row.part.is_container, around)]
+    if containers and _category(change) == "static value changed" and not change.is_remade:
+        return containers[-1].path, "numbers" if new.nature == "number" else "values"
+    return None
+
+
+def differences(
+    old: Description, new: Description, of_user: bool = True, category: str = ""
+) -> list[Difference]:
     """Return how a description differs from an older one; `of_user` says whose the function is."""
+    groups: dict[Hashable, list[Change]] = {}
+    for change in _changes(old, new, of_user):
+        groups.setdefault(_group_of(change) or change.row.path, []).append(change)
     shown: list[Difference] = []
-    causes, lists = _lists_apart(_causes(old, new, of_user))
-    for holder, changes in lists:
-        text = f"{len(changes)} numbers"
-        remedy = advice.for_numbers(changes[0], holder)
-        shown.append(Difference("static value changed", holder.path, "", text, remedy))
-    for cause in causes:
-        first = cause[0]
-        path, was, is_now = first.row.path, first.old, first.new
-        if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
-            shown.append(_of_remade(cause))
-        elif isinstance(was, ArrayPart) and isinstance(is_now, ArrayPart):
-            shown += _of_arrays(first, was, is_now)
+    for changes in groups.values():
+        if _is_one(changes):
+            shown.append(_of_many(changes))
         else:
-            # A node has no remedy, because a structure is mostly meant.
-            category = _CATEGORIES.get((type(was), type(is_now)), "structure changed")
-            remedy = advice.for_static(first) if category.startswith("static") else ""
-            if not first.row.around and None in (was, is_now):
-                category = "argument newly passed or left out"
-            old_text, new_text = _texts_apart(was, is_now)
-            shown.append(Difference(category, path, old_text, new_text, remedy))
-    if len({difference.category for difference in shown}) == 1:
-        return shown
-    # A model of another size has other shapes and other static fields: neither should be padded, or
-    # made an array.
-    unapt = advice.PAD, advice.NOT_STATIC
-    return [d._replace(remedy="") if any(part in d.remedy for part in unapt) else d for d in shown]
+            shown += [each for change in changes for each in _of_one(change)]
+    return [each._replace(category=category) for each in shown] if category else shown
 
 
-def of_functions(old: Description, new: Description, place: Place) -> list[Difference]:
-    """Return how the function under a wrapper differs from the one that was traced before it."""
-    if UNKNOWN in (old, new) or not isinstance(new[0].part, NodePart):
-        return [_defined_again(new, place)]
-    opened = [row.part for row in new if isinstance(row.part, NodePart) and row.part.opened]
-    shown: list[Difference] = []
-    for each in differences(old, new, place.is_users):
-        # The fields of Equinox's wrappers tell nothing.
-        path = _WRAPPED.sub("", each.path).lstrip(".")
-        if not path and not opened:
-            # A function in a wrapper of Equinox's.
-            return [_defined_again(new, place)]
-        remedy = each.remedy.replace(f"`{each.path}`", f"`{path}`")
-        if opened:
-            are_numbers = all(map(_NUMBER.fullmatch, (each.old, each.new)))
-            remedy = advice.for_held(path, opened[0]) if are_numbers else ""
-        shown.append(each._replace(category=CALLABLE, path=path, remedy=remedy))
-    if not shown and opened:
-        text = f"{'' if opened[0].opened == 'method' else 'another '}{opened[0]}"
-        text += ", which compares by identity, was traced before"
-        shown.append(Difference(CALLABLE, "", "", text, advice.for_opened(opened[0])))
-    return shown or [_defined_again(new, place)]
-
-
-_NUMBER = re.compile(r"-?\d+(\.\d*)?(e[-+]?\d+)?|True|False")
-_WRAPPED = re.compile(r"^(?:\._fun\w*)+")
+def _is_one(changes: list[Change]) -> bool:
+    """Return whether changes of one group are told as one."""
+    first = changes[0]
+    if first.is_remade:
+        return len(changes) > 1 or not _is_by_itself(first)
+    return len(changes) >= _MAX_PARTS
 
 
 def _is_by_itself(change: Change) -> bool:
-    """Return whether the user made an object made anew by itself, not as a part of another."""
+    """Return whether the user made an object by itself, not as a part of another."""
     part, owner = change.new, change.owner
     # Equinox's wrappers and layers make no partials.
     return (
         owner is None
+        or part.nature == "iterator"
         or advice.is_made_by_user(part)
-        or (part.kind == "partial" and owner.part.module.startswith("equinox"))
+        or (part.nature == "partial" and owner.part.module.startswith("equinox"))
     )
 
 
-def _of_remade(cause: list[Change]) -> Difference:
-    first = cause[0]
+def _of_many(changes: list[Change]) -> Difference:
+    first = changes[0]
+    if not first.is_remade:
+        row = [*itertools.takewhile(lambda row: row.part.is_container, first.row.around)][-1]
+        is_number = first.new.nature == "number"
+        text = f"{len(changes)} {'numbers' if is_number else 'values'}"
+        remedy = advice.for_numbers(changes, row) if is_number else ""
+        return Difference("static value changed", row.name, "", text, remedy)
     # Or the innermost node that holds them all.
     owner = first.owner or next(
-        row for row in first.row.around if all(row in change.row.around for change in cause)
+        row for row in first.row.around if all(row in change.row.around for change in changes)
     )
-    path, node = owner.path, owner.part
     parts = [
-        f"`{change.row.path[len(path) :]}`"
+        f"`{change.row.path[len(owner.path) :]}`"
         + (f" is another {change.new}" if _is_by_itself(change) else "")
-        for change in cause
+        for change in changes
     ]
     more = ["..."] * (len(parts) > _MAX_PARTS)
-    text = f"{node}, made anew: {', '.join([*parts[:_MAX_PARTS], *more])}"
-    remedy = advice.for_remade_parts(path, cause)
-    return Difference("static value changed", path, text, text, remedy)
+    text = f"{owner.part}, recreated: {', '.join([*parts[:_MAX_PARTS], *more])}"
+    remedy = advice.for_remade_parts(owner, changes)
+    return Difference("static value changed", owner.name, text, text, remedy)
+
+
+def _of_one(change: Change) -> Iterator[Difference]:
+    old, new, category = change.old, change.new, _category(change)
+    if isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
+        for name, texts in _of_arrays(old, new):
+            yield Difference(name, change.path, *texts, advice.for_change(change, name))
+        return
+    was, is_now = _texts_apart(old, new)
+    yield Difference(category, change.path, was, is_now, advice.for_change(change, category))
+
+
+def of_functions(old: Description, new: Description, place: Place) -> list[Difference]:
+    """Return how the function under a wrapper differs from the one that was traced before it."""
+    if UNKNOWN in (old, new):
+        text = f"another one of `{place.qualname}` was traced before"
+        return [Difference(CALLABLE, "", "", text)]
+    found = differences(old, new, place.is_users, CALLABLE)
+    # The innermost below Equinox's wrappers, or such a wrapper.
+    was, is_now = ([row.part for row in rows if not row.name][-1] for rows in (old, new))
+    category, text = _another(was, is_now, place)
+    return [
+        each if each.path else Difference(category, "", "", text, each.remedy) for each in found
+    ]
+
+
+def _another(old: Any, new: Any, place: Place) -> tuple[str, str]:
+    """Return the category and the text of a function that isn't the one of before."""
+    # A line of a library's is no help.
+    where = f" ({place.site})" if place.site and place.is_users else ""
+    category, text = CALLABLE, f"another one of `{place.qualname}`{where}"
+    if new.nature and isinstance(new, NodePart):
+        text = f"{new.another}, which compares by identity,"
+    elif new.is_transformed:
+        of = f"an object of `{new.transformed}`" if new.transformed else f"`{place.qualname}`"
+        text = f"another `{new.maker}` of {of}{where}"
+    elif new.nature == "function":
+        # A decorator's may be around a function at module level, which wasn't made again.
+        is_wrapper = (new.maker or new.kind != "function") and "<" not in place.qualname
+        if is_wrapper:
+            text = f"another wrapper of `{place.qualname}`{where}"
+        else:
+            category = FUNCTION
+            text = f"another function made of the same code{where}" if where else text
+    text += " was traced before"
+    if str(old) != str(new) and isinstance(new, StaticPart):
+        text += f": {old}, now {new}"
+    return category, text
 
 
 def _texts_apart(old: Any, new: Any) -> list[str]:
@@ -252,7 +286,7 @@ def _texts_apart(old: Any, new: Any) -> list[str]:
     if texts[0] != texts[1]:
         return texts
     if isinstance(old, NodePart):
-        return [f"{part}{part.detail}" for part in (old, new)]
+        return texts if new.nature else [f"{part}{part.detail}" for part in (old, new)]
     if old.text != new.text:
         # Both are long: from a little before the first character that differs.
         pairs = zip(old.text, new.text, strict=False)
@@ -266,33 +300,15 @@ def _texts_apart(old: Any, new: Any) -> list[str]:
     return texts
 
 
-def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
-    path = change.row.path
+def _of_arrays(old: ArrayPart, new: ArrayPart) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the category and both texts of each difference between two arrays."""
     if old.shape != new.shape:
-        remedy = advice.for_shape(change, old, new)
-        texts = array_text(old.dtype, old.shape), array_text(new.dtype, new.shape)
-        yield Difference("shape", path, *texts, remedy)
+        yield "shape", (array_text(old.dtype, old.shape), array_text(new.dtype, new.shape))
     if old.dtype != new.dtype:
-        yield Difference("dtype", path, old.dtype, new.dtype)
+        yield "dtype", (old.dtype, new.dtype)
     elif old.weak_type != new.weak_type:
         weak = f"{old.dtype} of weak type"
-        texts = (weak, new.dtype) if old.weak_type else (old.dtype, weak)
-        yield Difference("weak type", path, *texts, advice.for_weak_type(change, old))
+        yield "weak type", (weak, new.dtype) if old.weak_type else (old.dtype, weak)
     if old.placement != new.placement:
         was, is_now = [part.placement or "where JAX put it" for part in (old, new)]
-        yield Difference("sharding or device", path, was, is_now, advice.PLACE)
-
-
-def _defined_again(new: Description, place: Place) -> Difference:
-    part = next((row.part for row in new if isinstance(row.part, StaticPart)), None)
-    # A line of a library's is no help.
-    where = f" ({place.site})" if place.site and place.is_users else ""
-    if part and part.is_transformed:
-        of = f"an object of `{part.transformed}`" if part.transformed else f"`{place.qualname}`"
-        text = f"another `{part.maker}` of {of}{where}"
-    elif where:
-        text = f"another function made of the same code{where}"
-    else:
-        text = f"another one of `{place.qualname}`"
-    remedy = advice.for_function(part, place.is_users)
-    return Difference(FUNCTION, "", "", f"{text} was traced before", remedy)
+        yield "sharding or device", (was, is_now)

@@ -5,9 +5,9 @@ nothing from other threads.
 """
 
 import threading
+import warnings
 from collections.abc import Callable
-
-from .._compat import warning_filters
+from typing import Any
 
 _HIDDEN = "Some donated buffers were not usable", "backend and device argument on jit is deprecated"
 
@@ -30,7 +30,8 @@ class _Pattern:
 
 def hide_warnings() -> Callable[[], None]:
     """Put a filter before all others; return what removes it."""
-    filters = warning_filters()
+    # Not `warnings.filterwarnings`, which takes nothing but a regular expression.
+    filters: Any = warnings.filters
     # A new one for each call: another thread's may be removed first.
     item = ("ignore", _Pattern(), Warning, None, 0)
     filters.insert(0, item)
@@ -39,7 +40,8 @@ def hide_warnings() -> Callable[[], None]:
     def remove() -> None:
         _hiding.depth -= 1
         # What was restored since, and what will be.
-        for those in (filters, warning_filters()):
+        now: Any = warnings.filters
+        for those in (filters, now):
             if item in those:
                 those.remove(item)
 

@@ -105,7 +105,7 @@ class History:
                 self.family = _family_of(self.place, *kind_of(function))
                 self.family.tables.add(call.function.table)
                 relative = self.family.latest
-                if relative and (relative, relative.identity) == (function, function.identity):
+                if relative == function:
                     # The same under other options.
                     relative = None
             trace = Trace(

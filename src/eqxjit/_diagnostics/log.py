@@ -124,9 +124,9 @@ def log_streak(trace: Trace, streak: list[tuple[Difference, ...]], n_between: in
     often = "in a row"
     if n_between:
         often = f"with {n_between:,} other call{'s' * (n_between > 1)} between"
-    found = [cause for causes in streak for cause in causes]
-    counts = collections.Counter((cause.category, cause.path) for cause in found)
-    latest = {(cause.category, cause.path): cause for cause in found}
+    found = [each for differences in streak for each in differences]
+    counts = collections.Counter(each.cause for each in found)
+    latest = {each.cause: each for each in found}
     shown = counts.most_common(_MAX_CAUSES)
     lines = with_remedies_once(
         (f"  - {times(n)}, the last time: {latest[key]}", latest[key].remedy) for key, n in shown

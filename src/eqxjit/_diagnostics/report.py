@@ -85,13 +85,14 @@ class ReportRow(NamedTuple):
                 lines = [f"\n    {line}" for line in program.lines]
                 notes.append(f"{program.equations:,} equations, most of them by{''.join(lines)}")
             notes += program.notes
-            arrays = program.largest_arrays
+            n_bytes = memory.temporaries if memory else 0
             # XLA fuses others away.
-            if memory and arrays and memory.temporaries >= max(arrays[0].bytes, _MANY_BYTES):
+            arrays = [str(each) for each in program.largest_arrays if each.bytes <= n_bytes]
+            if arrays and n_bytes >= _MANY_BYTES:
                 notes.append(
-                    f"it takes {bytes_text(memory.temporaries)} on the way. The largest arrays: "
-                    f"{'; '.join(map(str, arrays))}. `jax.checkpoint` keeps fewer for a gradient; "
-                    "others may be made block by block (`jax.lax.map` with `batch_size`)."
+                    f"it takes {bytes_text(n_bytes)} on the way. The largest arrays: "
+                    f"{'; '.join(arrays)}. `jax.checkpoint` keeps fewer for a gradient; others may "
+                    "be made block by block (`jax.lax.map` with `batch_size`)."
                 )
             saves = program.donation_saves
             if memory and not memory.donated and saves >= _MANY_BYTES:
@@ -116,10 +117,9 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
     traces = _traces_of(spans)
     found = [each for trace in traces for each in (*trace.differences, *trace.recompiled)]
     reason = ""
-    reasons = Counter((each.category, each.path) for each in found)
-    for (category, path), count in reasons.most_common(1):
+    for cause, count in Counter(each.cause for each in found).most_common(1):
         often = f" ({times(count)})" if count > 1 else ""
-        reason = f"{category}{': ' if path else ''}{path}{often}"
+        reason = f"{cause}{often}"
     return ReportRow(
         function=function,
         traces=max(len(traces), sum([span.phase == COMPILING for span in spans])),

@@ -45,7 +45,10 @@ _IN_LIBRARIES = {
     os.path.join("jax", "_src", "tree"): (
         "goes through the leaves of a tree: `eqxjit.pack` makes one array of many small ones"
     ),
-    _DIFFRAX: "solves by Diffrax: `throw=False`, or a solver of fewer stages, makes it smaller",
+    _DIFFRAX: (
+        "solves by Diffrax: a solver of fewer stages makes it smaller, and with `throw=False` "
+        "JAX's persistent cache holds it"
+    ),
 }
 
 
@@ -85,19 +88,49 @@ def program_of(jaxpr: Any) -> Program:
 
     What is nested twice counts twice, as it is compiled twice.
     """
-    reader = _Reader(jaxpr.jaxpr)
-    n = sum([line.n for line in reader.lines])
+    n, arrays = _count(jaxpr.jaxpr)
     lines = loops = notes = ()
     if n >= _MANY_EQUATIONS:
+        reader = _Reader(jaxpr.jaxpr)
         lines, (loops, notes) = _listed(reader.lines, n), _notes(reader, n)
-    arrays = [MadeArray(*array, line.text) for array, line in reader.arrays.items()]
-    largest = sorted({*arrays}, key=lambda array: (-array.bytes, array.line))[:_MAX_ARRAYS]
     ins, outs = [
         collections.Counter([(str(v.aval), _bytes(v.aval)) for v in variables])
         for variables in (jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars)
     ]
     saves = sum([count * size for (_, size), count in (ins & outs).items()])
-    return Program(n, lines, loops, notes, tuple(largest), saves)
+    return Program(n, lines, loops, notes, arrays, saves)
+
+
+def _count(jaxpr: Any) -> tuple[int, tuple[MadeArray, ...]]:
+    """Return the number of equations, nested ones included, and the largest arrays."""
+    n, arrays, outputs = 0, set[MadeArray](), {*map(id, jaxpr.outvars)}
+    # It grows while it is gone through. Not by recursion, because loops may be nested deeply.
+    parts: list[tuple[Any, Any]] = [(jaxpr, None)]
+    for part, around in parts:
+        n += len(part.eqns)
+        source = source_of(part) if around else None
+        for equation in part.eqns:
+            nested = [*_nested(equation)]
+            stack = equation.source_info.traceback, source, around
+            parts += [(each, stack) for each in nested]
+            # The outputs of others are those of an equation in them.
+            makes = not nested or equation.primitive.name == "scan"
+            for variable in equation.outvars if makes else ():
+                size = _bytes(variable.aval)
+                if size >= _MANY_BYTES and id(variable) not in outputs:
+                    kind = array_text(variable.aval.dtype, variable.aval.shape)
+                    arrays.add(MadeArray(kind, size, _line_of(stack)))
+    return n, tuple(sorted(arrays, key=lambda array: (-array.bytes, array.line))[:_MAX_ARRAYS])
+
+
+def _line_of(stack: Any) -> str:
+    """Return the user's innermost line of a stack, or else of those around it."""
+    while stack is not None:
+        traceback, source, stack = stack
+        for code, offset in reversed(_below(stack_of(traceback), source)):
+            if is_users(code.co_filename):
+                return _Code(code).place(offset)
+    return "a line of a library"
 
 
 def _bytes(aval: Any) -> int:
@@ -202,20 +235,16 @@ class _Reader:
         # Of jitted functions of the user's: how often each is used, and its equations.
         self.n_uses: collections.Counter[str] = collections.Counter()
         self.n_inlined: collections.Counter[str] = collections.Counter()
-        self.arrays: dict[tuple[str, int], _Line] = {}
-        # It grows while it is gone through. Not by recursion, because loops may be nested deeply.
         parts: list[Any] = [(jaxpr, root, (), 1)]
         for part in parts:
             parts += self._read(*part)
 
     def _read(self, jaxpr: Any, around: _Line, within: tuple[str, ...], n: int) -> Iterable[Any]:
         """Read a jaxpr that is used `n` times; return the jaxprs in it, in the same way."""
-        is_outermost = around is self.lines[0]
-        source = None if is_outermost else source_of(jaxpr)
+        source = source_of(jaxpr) if around.around else None
         stacks: dict[Any, list[_Line]] = {}
         loops: dict[tuple[int, int], _Loop | None] = {}
         parts: collections.Counter[tuple[Any, ...]] = collections.Counter()
-        outputs = {*map(id, jaxpr.outvars)} if is_outermost else ()
         before: list[_Line] = []
         primitive: Any = None
         for equation in jaxpr.eqns:
@@ -235,21 +264,13 @@ class _Reader:
             primitive = equation.primitive
             before, line = stack, stack[-1] if stack else around
             line.n += n
-            nested = [*_nested(equation)]
-            for each in nested:
+            for each in _nested(equation):
                 jitted = source_of(each) if "name" in equation.params else None
                 label = ""
                 if jitted and is_users(jitted[1]):
                     label = f"`{jitted[0]}` ({location(*jitted[1:])})"
                     self.n_uses[label] += n
                 parts[each, line, (*within, label) if label else within] += n
-            # The outputs of others are those of an equation in them.
-            if not nested or equation.primitive.name == "scan":
-                for variable in equation.outvars:
-                    size = _bytes(variable.aval)
-                    if size >= _MANY_BYTES and id(variable) not in outputs:
-                        text = array_text(variable.aval.dtype, variable.aval.shape)
-                        self.arrays[text, size] = line
         for label in within:
             self.n_inlined[label] += n * len(jaxpr.eqns)
         return [(*part, count) for part, count in parts.items()]

@@ -4,7 +4,6 @@ import itertools
 import operator
 import sys
 from collections.abc import Iterator
-from inspect import Parameter
 from typing import Any
 
 from jax.core import Tracer
@@ -18,8 +17,7 @@ from .._compat import (
     unflatten_node,
 )
 from .._spec.static_key import Opaque, same
-from .._spec.tree import ARRAY, DICT
-from .numpy_inputs import as_array
+from .._spec.tree import ARRAY, DICT, as_array
 from .writer import TooLarge, Writer
 
 if native is not None:
@@ -82,9 +80,8 @@ def fast_path(call: Any) -> Any | None:
     # argument in place: the slow path then serves the next call, too.
     entry = call.entry
     if native is not None:
-        layout = entry.n_arrays, entry.n_first, entry.n_fun
-        parts = *call.spec[3:], entry.outs, entry.outs[0], entry.aliases, len(call.statics)
-        return native.Fast(entry, entry.jitted, *parts, *layout)
+        parts = *call.spec[3:], entry.out, entry.outs, len(call.statics)
+        return native.Fast(entry, entry.jitted, *parts, entry.n_arrays, entry.n_fun)
 
     try:
         return PythonFast(call.function, entry)
@@ -92,19 +89,14 @@ def fast_path(call: Any) -> Any | None:
         return None
 
 
-def link(wrapper: Any, handler: Any, fasts: list[Any]) -> None:
-    """Have a wrapper call the fast paths of its function in turn, then the slow path."""
-    function = handler.function
+def link(wrapper: Any, handler: Any) -> None:
+    """Have a wrapper call the fast paths of its handler in turn, then the slow path."""
+    function, otherwise = handler.function, handler.slow_call
     if native is not None:
-        by_position = [
-            p for p in function.signature.parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD
-        ]
-        # None where no keyword is passed for it.
-        names = tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in by_position])
-        parts = handler.fun_arrays, function.statics, names
-        connect(wrapper, handler.slow_call, handler, fasts, *parts)
+        names = function.signature.keywords_by_position
+        parts = handler, handler.fun_arrays, function.statics, names, handler.fasts
+        connect(wrapper, otherwise, *parts)
         return
-    otherwise = handler.slow_call
-    for fast in reversed(fasts):
+    for fast in reversed(handler.fasts):
         otherwise = fast.instantiate(handler, otherwise)
     connect(wrapper, otherwise)

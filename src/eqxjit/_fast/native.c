@@ -10,7 +10,7 @@ Invariants:
 - Whatever is walked into has a strong reference here, because `==`, registered flattens and copies of
   NumPy arrays run Python code, which may change or free any container of the user's.
 - Sizes and items are read anew after each child, for the same reason.
-- Sizes of specs are checked as they are walked: a malformed one is an exception, not a crash.
+- Specs and keys are ours, and are trusted; how many arrays and static objects they hold is checked.
 - A tuple or list of ours is made when its items are there: the garbage collector shows it to anybody.
 - What a guard raises is raised.
 */
@@ -33,7 +33,7 @@ Invariants:
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
-#define INTERFACE 56
+#define INTERFACE 59
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -42,10 +42,11 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 
 /* A node of a spec is (kind, class, aux, child, ...), a key (reader, class, names, part, ...). */
 #define HEAD 3
+#define KIND(spec) PyLong_AsLong(PyTuple_GET_ITEM(spec, 0))
 
 /* Names of methods and attributes. */
 #define NAMES(DO)                                                                                      \
-    DO(failed_fast) DO(finish_fast) DO(call_of) DO(wait_for) DO(block_until_ready) DO(entry) DO(index) \
+    DO(failed_fast) DO(finish_fast) DO(call_of) DO(wait_for) DO(block_until_ready) DO(entry) \
     DO(hash) DO(value) DO(identity_suffices) DO(content)
 #define DECLARE(name) PyObject *name;
 
@@ -68,28 +69,14 @@ static State *state_of(PyTypeObject *type) {
     return PyModule_GetState(PyType_GetModuleByDef(type, &module_def));
 }
 
-static int malformed(void) {
-    PyErr_SetString(PyExc_SystemError, "eqxjit: malformed parts of a call");
-    return -1;
-}
-
-/* The same where an object is to be returned. */
-static PyObject *malformed_object(void) {
-    (void)malformed();
-    return NULL;
-}
+/* Raises, and returns what says so: parts of a call, which are ours, don't fit together. */
+#define MALFORMED(failed) (PyErr_SetString(PyExc_SystemError, "eqxjit: malformed parts of a call"), (failed))
 
 /* Room for n pointers: on the stack where that is `small`, which holds `n_small`. */
 static PyObject **allocate(PyObject **small, Py_ssize_t n_small, Py_ssize_t n) {
-    PyObject **found = small;
-    if (n > n_small) {
-        found = PyMem_New(PyObject *, (size_t)n);
-        if (found == NULL) {
-            PyErr_NoMemory();
-            return NULL;
-        }
-    }
-    memset((void *)found, 0, (size_t)(n > 0 ? n : 0) * sizeof(PyObject *));
+    if (n <= n_small) return memset((void *)small, 0, (size_t)n * sizeof(PyObject *));
+    PyObject **found = PyMem_Calloc((size_t)n, sizeof(PyObject *));
+    if (found == NULL) PyErr_NoMemory();
     return found;
 }
 
@@ -98,17 +85,8 @@ static void release(PyObject **found, PyObject **small, Py_ssize_t n) {
     if (found != small) PyMem_Free((void *)found);
 }
 
-/* The stack bears so many levels of a tree; that it bears more is asked of Python, which takes as long as
-   matching a leaf. */
-#define SHALLOW 50
-
-static inline int enter(int *depth) {
-    return ++*depth > SHALLOW && Py_EnterRecursiveCall(" in a deep tree");
-}
-
-static inline void leave(int *depth) {
-    if ((*depth)-- > SHALLOW) Py_LeaveRecursiveCall();
-}
+/* Each level of a tree counts, as a call in Python does. */
+#define ENTER Py_EnterRecursiveCall(" in a deep tree")
 
 /* Defines how the garbage collector goes through objects of a type, and how they die; FIELDS(DO) does
    something for each reference that they hold. */
@@ -150,7 +128,7 @@ typedef struct {
 
 static PyObject *static_vectorcall(PyObject *type, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Py_ssize_t n = PyVectorcall_NARGS(n_args_flag);
-    if (n < 1 || n > 2 || kwnames != NULL) return malformed_object();
+    if (n < 1 || n > 2 || kwnames != NULL) return MALFORMED(NULL);
     int ask = n == 2 ? PyObject_IsTrue(args[1]) : 0;
     Py_hash_t hash = ask < 0 ? -1 : PyObject_Hash(args[0]);
     if (hash == -1) return NULL;
@@ -261,17 +239,15 @@ static PyObject *call_of(State *state, InFlight *call) {
 }
 
 static PyObject *in_flight(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args > 1) return malformed_object();
     InFlight *call = innermost;
-    while (call != NULL && n_args == 1 && call->entry != args[0]) call = call->outer;
+    while (call != NULL && n_args > 0 && call->entry != args[0]) call = call->outer;
     if (call == NULL) Py_RETURN_NONE;
     return Py_XNewRef(call_of(PyModule_GetState(module), call));
 }
 
 static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args < 2) return malformed_object();
     State *state = PyModule_GetState(module);
-    PyObject *entry = PyObject_GetAttr(args[0], state->entry);
+    PyObject *entry = n_args < 2 ? MALFORMED(NULL) : PyObject_GetAttr(args[0], state->entry);
     if (entry == NULL) return NULL;
     InFlight call = {.entry = entry, .call = args[0]};
     /* What is called may use the place before the arrays, and has it back as it was. */
@@ -287,25 +263,36 @@ typedef struct {
     PyObject *entry;
     PyObject *jitted;
     PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *outs;          /* a dict of what the entry's traces returned, by index */
-    PyObject *first;         /* what the first one did */
-    PyObject *aliases;       /* pairs of numbers of static objects that must be one */
+    PyObject *first;         /* what the entry's first trace returned */
+    PyObject *outs;          /* what others did, by key */
     Py_ssize_t n_arrays;
-    Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
+    Py_ssize_t n_fun; /* the function's arrays come last */
     Py_ssize_t n_statics;
     long long hits, hits_before;
 } Fast;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    State *state;
+    PyObject *otherwise;   /* called where no fast path serves */
+    PyObject *handler;      /* the slow path */
+    PyObject *fasts;       /* the function's list; NULL until they are connected */
+    PyObject *fun_arrays;  /* the function's arrays */
+    PyObject *fun_statics; /* and static objects */
+    PyObject *names;       /* see `argument` */
+} Dispatcher;
 
 /* Most calls need no more pointers. */
 #define N_SLOTS 256
 
 typedef struct {
     State *state;
+    Dispatcher *self;
     Fast *fast;
     PyObject **arrays;  /* in JAX's order */
     PyObject **statics; /* static objects, in the order of the spec */
     Py_ssize_t n_taken, n_static;
-    int depth; /* see `enter` */
     PyObject **block, *small[N_SLOTS]; /* room for both, and for a `self` before the arrays */
     Py_ssize_t n_block;
 } Walk;
@@ -348,29 +335,18 @@ static int same_in_python(Walk *walk, PyObject *key, PyObject *value) {
 
 /* By identity: the object lives as long as its reference says so, so an address can't be another's. */
 static int is_referent(PyObject *ref, PyObject *value) {
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *found;
-    if (PyWeakref_GetRef(ref, &found) < 0) return -1;
-    Py_XDECREF(found);
-    return found == value;
-#else
-    PyObject *found = PyWeakref_GetObject(ref);
+    PyObject *found = PyObject_CallNoArgs(ref);
+    if (found == NULL) return -1;
+    Py_DECREF(found);
     return found == value && found != Py_None;
-#endif
 }
 
 /* Floats by their bits, because zeros have two signs, and NaN equals NaN. */
 static int same_number(Walk *walk, PyObject *key, PyObject *value, PyObject *bits) {
-    if (!PyFloat_CheckExact(value) || !PyBytes_CheckExact(bits) || PyBytes_GET_SIZE(bits) != sizeof(double)) {
-        return same_in_python(walk, key, value);
-    }
+    if (!PyFloat_CheckExact(value)) return same_in_python(walk, key, value);
     double a = PyFloat_AS_DOUBLE(value), b;
     memcpy(&b, PyBytes_AS_STRING(bits), sizeof b);
     return memcmp((char *)&a, (char *)&b, sizeof a) == 0 || (a != a && b != b);
-}
-
-static int same_items(Walk *walk, PyObject *key, PyObject *value, Py_ssize_t n) {
-    return each_item(walk, same, key, value, n);
 }
 
 /* Dicts by their items in order, because a function may go through them. The key has their keys first,
@@ -393,7 +369,6 @@ static int same_pairs(Walk *walk, PyObject *pairs, PyObject *value, Py_ssize_t n
 /* Dataclasses and slices by the fields that their `==` compares, which was generated and does no more. */
 static int same_fields(Walk *walk, PyObject *key, PyObject *value, Py_ssize_t n) {
     PyObject *names = PyTuple_GET_ITEM(key, 2);
-    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n) return malformed();
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *field = PyObject_GetAttr(value, PyTuple_GET_ITEM(names, i));
         if (field == NULL) return -1;
@@ -407,21 +382,20 @@ static int same_fields(Walk *walk, PyObject *key, PyObject *value, Py_ssize_t n)
 /* Values that are read into parts: by their very class, then as its reader has them. */
 static int same_parts(Walk *walk, PyObject *key, PyObject *value) {
     Py_ssize_t n = PyTuple_GET_SIZE(key) - HEAD;
-    if (n < 0 || !PyLong_CheckExact(PyTuple_GET_ITEM(key, 0))) return malformed();
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(key, 1)) return 0;
     /* A bool is one of two objects. */
     if (PyBool_Check(value) && n > 0) return value == PyTuple_GET_ITEM(key, HEAD);
-    long reader = PyLong_AsLong(PyTuple_GET_ITEM(key, 0));
+    long reader = KIND(key);
     if (reader == NUMBER && n > 0) return same_number(walk, key, value, PyTuple_GET_ITEM(key, HEAD));
     int is_items = reader == ITEMS && (PyTuple_Check(value) || PyList_Check(value));
     /* The order of other dicts isn't that of their memory. */
     int is_pairs = reader == PAIRS && PyDict_CheckExact(value);
     if (!is_items && !is_pairs && reader != FIELDS) return same_in_python(walk, key, value);
-    if (enter(&walk->depth)) return -1;
-    int (*compare)(Walk *, PyObject *, PyObject *, Py_ssize_t) =
-        is_items ? same_items : is_pairs ? same_pairs : same_fields;
-    int is_same = compare(walk, key, value, n);
-    leave(&walk->depth);
+    if (ENTER) return -1;
+    int is_same = is_items   ? each_item(walk, same, key, value, n)
+                  : is_pairs ? same_pairs(walk, key, value, n)
+                             : same_fields(walk, key, value, n);
+    Py_LeaveRecursiveCall();
     return is_same;
 }
 
@@ -471,11 +445,6 @@ static int take_array(Walk *walk, PyObject *leaf, Py_ssize_t place) {
         walk->arrays[place] = Py_NewRef(leaf);
         return 1;
     }
-    /* No arrays, without asking Python. */
-    if (type == &PyTuple_Type || type == &PyList_Type || type == &PyDict_Type || type == &PyLong_Type ||
-        type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyBool_Type || leaf == Py_None) {
-        return 0;
-    }
     PyObject *array = PyObject_CallOneArg(state->as_array, leaf);
     if (array == NULL) return -1;
     if (array != Py_NotImplemented) walk->arrays[place] = array;
@@ -484,16 +453,13 @@ static int take_array(Walk *walk, PyObject *leaf, Py_ssize_t place) {
 }
 
 static int match_array(Walk *walk, PyObject *value) {
-    Fast *fast = walk->fast;
-    Py_ssize_t place = walk->n_taken + (walk->n_taken >= fast->n_first ? fast->n_fun : 0);
-    if (place >= fast->n_arrays) return malformed();
-    walk->n_taken++;
-    return take_array(walk, value, place);
+    if (walk->n_taken >= walk->fast->n_arrays) return MALFORMED(-1);
+    return take_array(walk, value, walk->n_taken++);
 }
 
 /* A static object is compared with its key, then passed on: the program may return this very one. */
 static inline int match_static(Walk *walk, PyObject *key, PyObject *value) {
-    if (walk->n_static >= walk->fast->n_statics) return malformed();
+    if (walk->n_static >= walk->fast->n_statics) return MALFORMED(-1);
     walk->statics[walk->n_static++] = Py_NewRef(value);
     return same(walk, key, value);
 }
@@ -510,8 +476,6 @@ static int match_leaf(Walk *walk, Static *expected, PyObject *value) {
 }
 
 static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    /* As the class of the spec, unless that is malformed. */
-    if (!PyTuple_Check(value) && !PyList_CheckExact(value)) return malformed();
     /* The class of a named tuple may have been registered as another node meanwhile. */
     int is_node = PyTuple_GET_ITEM(spec, 2) == Py_None
                       ? 0
@@ -540,7 +504,6 @@ static int match_values(Walk *walk, PyObject *spec, PyObject *dict, Py_ssize_t n
 
 /* Dicts by key, whatever their order: JAX sorts them, and so does the spec. */
 static int match_dict(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    if (!PyDict_CheckExact(value)) return malformed();
     /* A key of a class derived from `str` equals a text, too, by an `==` of its own. */
     PyObject *key;
     Py_ssize_t position = 0;
@@ -563,7 +526,6 @@ static int match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t 
 static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
     PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value), *children = NULL;
     int matches = flat == NULL ? -1 : flat != Py_None;
-    if (matches > 0 && (!PyTuple_CheckExact(flat) || PyTuple_GET_SIZE(flat) != 2)) matches = malformed();
     if (matches > 0) {
         Static *metadata = (Static *)PyTuple_GET_ITEM(spec, 2);
         matches = match_static(walk, metadata->key, PyTuple_GET_ITEM(flat, 1));
@@ -577,63 +539,52 @@ static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
     return matches;
 }
 
-/* The kind of a node whose aux is as its kind has it; -1 with an exception for anything else. */
-static long kind_of(State *state, PyObject *spec) {
-    if (!PyTuple_CheckExact(spec) || PyTuple_GET_SIZE(spec) < HEAD ||
-        !PyLong_CheckExact(PyTuple_GET_ITEM(spec, 0))) {
-        return malformed();
-    }
-    PyObject *aux = PyTuple_GET_ITEM(spec, 2);
-    long kind = PyLong_AsLong(PyTuple_GET_ITEM(spec, 0));
-    if (kind == SEQUENCE || (kind == NODE && Py_TYPE(aux) == state->static_type)) return kind;
-    int has_names = PyTuple_CheckExact(aux) && PyTuple_GET_SIZE(aux) == PyTuple_GET_SIZE(spec) - HEAD;
-    return (kind == DICT || kind == MODULE) && has_names ? kind : malformed();
-}
-
 static int match(Walk *walk, PyObject *spec, PyObject *value) {
     static int (*const by_kind[])(Walk *, PyObject *, PyObject *, Py_ssize_t) = {
         match_sequence, match_dict, match_module, match_node};
     if (spec == walk->state->array_mark) return match_array(walk, value);
     if (spec == Py_None) return value == Py_None;
     if (Py_TYPE(spec) == walk->state->static_type) return match_leaf(walk, (Static *)spec, value);
-    long kind = kind_of(walk->state, spec);
-    if (kind < 0) return -1;
     /* The very class, because `split` has a subclass in another way, if at all. */
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(spec, 1)) return 0;
-    if (enter(&walk->depth)) return -1;
-    int matches = by_kind[kind](walk, spec, value, PyTuple_GET_SIZE(spec) - HEAD);
-    leave(&walk->depth);
+    if (ENTER) return -1;
+    int matches = by_kind[KIND(spec)](walk, spec, value, PyTuple_GET_SIZE(spec) - HEAD);
+    Py_LeaveRecursiveCall();
     return matches;
 }
 
 /* --- Outputs ------------------------------------------------------------------------------------- */
 
-/* What an output is made of. */
+/* What an output is made of: arrays in what JAX returned, which lie in a list unless there is one. */
 typedef struct {
-    State *state;
+    Walk *walk;            /* of the call */
     PyObject *const *arrays;
     Py_ssize_t n_arrays, n_taken;
-    PyObject *statics, *slots; /* of the trace: objects, and the numbers of those that came in */
-    Py_ssize_t n_made;         /* how many static objects were used */
-    PyObject *fun_statics;     /* those that came in: the function's, then those of the arguments */
-    PyObject *const *call_statics;
-    Py_ssize_t n_call_statics;
-    int depth;
+    PyObject *only, *key;  /* the key of the trace, which JAX keeps with the program; NULL for the first */
+    PyObject *out;         /* of the trace: a spec, static objects, the numbers of those that came in */
+    Py_ssize_t n_made;     /* how many static objects were used */
 } Make;
 
-/* Returns a static object that came in, by its number, borrowed. */
-static PyObject *came_in(PyObject *fun_statics, PyObject *const *call_statics, Py_ssize_t n, PyObject *number) {
-    Py_ssize_t i = PyLong_AsSsize_t(number), n_fun = PyTuple_GET_SIZE(fun_statics);
-    if (i < 0 || i - n_fun >= n) return malformed_object();
-    return i < n_fun ? PyTuple_GET_ITEM(fun_statics, i) : call_statics[i - n_fun];
+static void find_arrays(Make *parts, PyObject *output) {
+    Py_ssize_t position = 0;
+    parts->only = output;
+    if (PyDict_CheckExact(output)) PyDict_Next(output, &position, &parts->key, &parts->only);
+    int is_list = PyList_CheckExact(parts->only);
+    parts->n_arrays = is_list ? PyList_GET_SIZE(parts->only) : 1;
+    parts->arrays = is_list ? &PyList_GET_ITEM(parts->only, 0) : &parts->only;
 }
 
 static PyObject *next_static(Make *parts) {
+    PyObject *statics = PyTuple_GET_ITEM(parts->out, 1), *slots = PyTuple_GET_ITEM(parts->out, 2);
     Py_ssize_t i = parts->n_made++;
-    if (i >= PyTuple_GET_SIZE(parts->slots) || i >= PyTuple_GET_SIZE(parts->statics)) return malformed_object();
-    PyObject *slot = PyTuple_GET_ITEM(parts->slots, i);
-    if (PyLong_AsSsize_t(slot) == -1) return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
-    return Py_XNewRef(came_in(parts->fun_statics, parts->call_statics, parts->n_call_statics, slot));
+    if (i >= PyTuple_GET_SIZE(slots)) return MALFORMED(NULL);
+    Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(slots, i));
+    if (slot < 0) return Py_NewRef(PyTuple_GET_ITEM(statics, i));
+    /* The function's come first, then the arguments'. */
+    PyObject *of_function = parts->walk->self->fun_statics;
+    Py_ssize_t n_fun = PyTuple_GET_SIZE(of_function);
+    if (slot - n_fun >= parts->walk->n_static) return MALFORMED(NULL);
+    return Py_NewRef(slot < n_fun ? PyTuple_GET_ITEM(of_function, slot) : parts->walk->statics[slot - n_fun]);
 }
 
 /* Moves items, with their references, into a new tuple or list, which is full when anybody finds it. */
@@ -647,9 +598,7 @@ static PyObject *move_into(PyObject *made, PyObject **items, Py_ssize_t n) {
 static PyObject *make_sequence(State *Py_UNUSED(state), PyObject *cls, PyObject *aux, PyObject **items, Py_ssize_t n) {
     if (cls == (PyObject *)&PyList_Type) return move_into(PyList_New(n), items, n);
     if (aux == Py_None) return move_into(PyTuple_New(n), items, n);
-    if (aux != Py_True || !PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, &PyTuple_Type)) {
-        return PyObject_Vectorcall(cls, items, (size_t)n, NULL);
-    }
+    if (aux != Py_True) return PyObject_Vectorcall(cls, items, (size_t)n, NULL);
     /* A named tuple whose class, called, does no more than this: as `tuple.__new__` does it. */
     return move_into(((PyTypeObject *)cls)->tp_alloc((PyTypeObject *)cls, n), items, n);
 }
@@ -664,10 +613,6 @@ static PyObject *make_dict(State *Py_UNUSED(state), PyObject *Py_UNUSED(cls), Py
 }
 
 static PyObject *make_module(State *state, PyObject *cls, PyObject *names, PyObject **values, Py_ssize_t n) {
-    /* `object.__new__` itself refuses a class whose objects begin otherwise, its slot doesn't. */
-    PyTypeObject *base = PyType_Check(cls) ? (PyTypeObject *)cls : &PyType_Type;
-    while (base->tp_flags & Py_TPFLAGS_HEAPTYPE) base = base->tp_base;
-    if (base != &PyBaseObject_Type) return malformed_object();
     /* Field by field, past Equinox's `__setattr__`: CPython then makes no dict before somebody asks. */
     PyObject *made = PyBaseObject_Type.tp_new((PyTypeObject *)cls, state->empty, NULL);
     for (Py_ssize_t i = 0; made != NULL && i < n; i++) {
@@ -687,17 +632,18 @@ static PyObject *make_node(State *state, PyObject *cls, PyObject *metadata, PyOb
 static PyObject *make(Make *parts, PyObject *spec);
 
 /* Not inlined, because leaves, of which there are most, would pay for its frame. */
-static NOINLINE PyObject *make_branch(Make *parts, PyObject *spec, long kind) {
+static NOINLINE PyObject *make_branch(Make *parts, PyObject *spec) {
     static PyObject *(*const by_kind[])(State *, PyObject *, PyObject *, PyObject **, Py_ssize_t) = {
         make_sequence, make_dict, make_module, make_node};
     Py_ssize_t i = 0, n = PyTuple_GET_SIZE(spec) - HEAD;
+    long kind = KIND(spec);
     PyObject *small[16], **children = allocate(small, 16, n), *made = NULL;
     if (children == NULL) return NULL;
     /* Metadata comes before what is below, as in `split`. */
     PyObject *aux = kind == NODE ? next_static(parts) : Py_NewRef(PyTuple_GET_ITEM(spec, 2));
     if (aux != NULL) {
         while (i < n && (children[i] = make(parts, PyTuple_GET_ITEM(spec, HEAD + i))) != NULL) i++;
-        if (i == n) made = by_kind[kind](parts->state, PyTuple_GET_ITEM(spec, 1), aux, children, n);
+        if (i == n) made = by_kind[kind](parts->walk->state, PyTuple_GET_ITEM(spec, 1), aux, children, n);
         Py_DECREF(aux);
     }
     release(children, small, n);
@@ -705,83 +651,45 @@ static NOINLINE PyObject *make_branch(Make *parts, PyObject *spec, long kind) {
 }
 
 static PyObject *make(Make *parts, PyObject *spec) {
-    if (spec == parts->state->array_mark) {
-        if (parts->n_taken >= parts->n_arrays) return malformed_object();
+    State *state = parts->walk->state;
+    if (spec == state->array_mark) {
+        if (parts->n_taken >= parts->n_arrays) return MALFORMED(NULL);
         return Py_NewRef(parts->arrays[parts->n_taken++]);
     }
     if (spec == Py_None) Py_RETURN_NONE;
-    if (Py_TYPE(spec) == parts->state->static_type) return next_static(parts);
-    long kind = kind_of(parts->state, spec);
-    if (kind < 0 || enter(&parts->depth)) return NULL;
-    PyObject *made = make_branch(parts, spec, kind);
-    leave(&parts->depth);
+    if (Py_TYPE(spec) == state->static_type) return next_static(parts);
+    if (ENTER) return NULL;
+    PyObject *made = make_branch(parts, spec);
+    Py_LeaveRecursiveCall();
     return made;
 }
 
-/* The arrays in what JAX returned, which lie in a list unless there is one. */
-typedef struct {
-    PyObject *const *items;
-    Py_ssize_t n;
-    PyObject *only, *key; /* that of the trace, which JAX keeps with the program; NULL for the first */
-} Arrays;
-
-static int arrays_in(PyObject *output, Arrays *arrays) {
-    Py_ssize_t position = 0;
-    arrays->only = output;
-    arrays->key = NULL;
-    if (PyDict_CheckExact(output) && !PyDict_Next(output, &position, &arrays->key, &arrays->only)) {
-        return malformed();
-    }
-    int is_list = PyList_CheckExact(arrays->only);
-    arrays->n = is_list ? PyList_GET_SIZE(arrays->only) : 1;
-    arrays->items = is_list ? &PyList_GET_ITEM(arrays->only, 0) : &arrays->only;
-    return 0;
-}
-
-/* Returns the user's output, from what JAX returned. */
-static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObject *fun_statics,
-                             PyObject *const *call_statics, Py_ssize_t n_call_statics) {
-    Arrays arrays;
-    if (arrays_in(output, &arrays) < 0) return NULL;
-    PyObject *out = fast->first;
-    if (arrays.key != NULL) {
-        PyObject *index = PyObject_GetAttr(arrays.key, state->index);
-        if (index == NULL) return NULL;
-        out = PyDict_GetItemWithError(fast->outs, index);
-        Py_DECREF(index);
-        if (out == NULL) return PyErr_Occurred() ? NULL : malformed_object();
-    }
-    if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
-        !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 2))) {
-        return malformed_object();
-    }
-    Make parts = {
-        .state = state, .arrays = arrays.items, .n_arrays = arrays.n, .statics = PyTuple_GET_ITEM(out, 1),
-        .slots = PyTuple_GET_ITEM(out, 2), .fun_statics = fun_statics, .call_statics = call_statics,
-        .n_call_statics = n_call_statics};
-    Py_INCREF(out);
-    PyObject *made = make(&parts, PyTuple_GET_ITEM(out, 0));
-    Py_DECREF(out);
+/* Returns the user's output. */
+static PyObject *make_output(Make *parts) {
+    Fast *fast = parts->walk->fast;
+    parts->out = parts->key == NULL ? Py_NewRef(fast->first) : PyObject_GetItem(fast->outs, parts->key);
+    if (parts->out == NULL) return NULL;
+    PyObject *made = make(parts, PyTuple_GET_ITEM(parts->out, 0));
+    Py_DECREF(parts->out);
     return made;
 }
 
 /* Waits until a program has run, if that can raise. It has run once one of its outputs is there; not so under a
    transformation, which may pass inputs on. What its program can do is unknown. Returns whether it is one. */
-static int wait_for(State *state, Fast *fast, PyObject *output) {
-    Flags *flags = (Flags *)fast->entry;
-    Arrays arrays;
-    if (arrays_in(output, &arrays) < 0) return -1;
-    int are_plain = arrays.n > 0, is_transformed = 0;
-    for (Py_ssize_t i = 0; i < arrays.n; i++) {
-        PyTypeObject *type = Py_TYPE(arrays.items[i]);
+static int wait_for(Make *parts, PyObject *output) {
+    State *state = parts->walk->state;
+    Flags *flags = (Flags *)parts->walk->fast->entry;
+    int are_plain = parts->n_arrays > 0, is_transformed = 0;
+    for (Py_ssize_t i = 0; i < parts->n_arrays; i++) {
+        PyTypeObject *type = Py_TYPE(parts->arrays[i]);
         if ((PyObject *)type == state->array_type) continue;
         are_plain = 0;
         is_transformed = is_transformed || PyType_IsSubtype(type, state->tracer_type);
     }
     /* What is pending is waited for when it is finished. */
     if (flags->pending || !(flags->must_wait || is_transformed)) return is_transformed;
-    PyObject *done = are_plain ? PyObject_CallMethodNoArgs(arrays.items[0], state->block_until_ready)
-                               : PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
+    PyObject *done = are_plain ? PyObject_CallMethodNoArgs(parts->arrays[0], state->block_until_ready)
+                               : PyObject_CallMethodOneArg((PyObject *)flags, state->wait_for, output);
     Py_XDECREF(done);
     return done == NULL ? -1 : is_transformed;
 }
@@ -789,22 +697,16 @@ static int wait_for(State *state, Fast *fast, PyObject *output) {
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
 
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->outs); DO(self->first); DO(self->aliases);
+    DO(self->first); DO(self->outs);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!OO!nnnn:Fast", state->flags_type, &new.entry, &new.jitted,
-                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyDict_Type, &new.outs,
-                          &new.first, &PyTuple_Type, &new.aliases, &new.n_statics, &new.n_arrays, &new.n_first,
-                          &new.n_fun)) {
+    if (!PyArg_ParseTuple(args, "O!OO!O!OOnnn:Fast", state->flags_type, &new.entry, &new.jitted,
+                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &new.first, &new.outs,
+                          &new.n_statics, &new.n_arrays, &new.n_fun)) {
         return NULL;
-    }
-    if (new.n_fun < 0 || new.n_first < 0 || new.n_first > new.n_arrays || new.n_statics < 0 ||
-        new.n_fun > new.n_arrays - new.n_first || new.n_arrays > INT_MAX || new.n_statics > INT_MAX ||
-        kind_of(state, new.args) != SEQUENCE || kind_of(state, new.kwargs) != DICT) {
-        return malformed_object();
     }
     Fast *self = (Fast *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
@@ -841,36 +743,22 @@ static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py
     return NULL;
 }
 
-/* A guard of the static objects that are taken: whether those are one that were, where it was traced. */
-static int match_aliases(Walk *walk, PyObject *fun_statics) {
-    PyObject *pairs = walk->fast->aliases;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
-        PyObject *pair = PyTuple_GET_ITEM(pairs, i), *one, *other;
-        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) return malformed();
-        one = came_in(fun_statics, walk->statics, walk->n_static, PyTuple_GET_ITEM(pair, 0));
-        other = came_in(fun_statics, walk->statics, walk->n_static, PyTuple_GET_ITEM(pair, 1));
-        if (one == NULL || other == NULL) return -1;
-        if (one != other) return 0;
-    }
-    return 1;
-}
-
 /* A guard of a whole call: as many arguments, and of the names, of the one that the spec is of, as
    `inspect.BoundArguments` has them. Whether the signature takes them is clear then. Their arrays and static
    objects are in `walk` if it holds; only then is that to be ended. */
-static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays, PyObject *fun_statics,
-                      PyObject *names, InFlight *call, int is_one_of_many) {
+static int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight *call) {
     Py_ssize_t n = call->n_args, n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
     Py_ssize_t n_all = n_args + PyTuple_GET_SIZE(fast->kwargs) - HEAD;
-    if (n > n_args || n + n_named != n_all || PyTuple_GET_SIZE(fun_arrays) != fast->n_fun) return 0;
-    walk->state = state;
+    if (n > n_args || n + n_named != n_all || PyTuple_GET_SIZE(self->fun_arrays) != fast->n_fun) return 0;
+    walk->state = self->state;
+    walk->self = self;
     walk->fast = fast;
-    walk->depth = 0;
-    for (Py_ssize_t i = 0; (is_one_of_many || n_named > 0) && i < n_all; i++) {
-        PyObject *value = argument(fast, names, call, i), *spec = spec_of(fast, i);
+    int looks_ahead = n_named > 0 || PyList_GET_SIZE(self->fasts) > 1;
+    for (Py_ssize_t i = 0; looks_ahead && i < n_all; i++) {
+        PyObject *value = argument(fast, self->names, call, i), *spec = spec_of(fast, i);
         if (value == NULL) return 0;
-        if (Py_TYPE(spec) != state->static_type) continue;
+        if (Py_TYPE(spec) != self->state->static_type) continue;
         /* Numbers and texts among the arguments tell structures apart fastest. */
         PyObject *key = ((Static *)spec)->key;
         int is_cheap = PyLong_CheckExact(key) || PyUnicode_CheckExact(key);
@@ -884,13 +772,12 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
     walk->n_taken = walk->n_static = 0;
     int matches = 1;
     for (Py_ssize_t i = 0; matches > 0 && i < n_all; i++) {
-        matches = match(walk, spec_of(fast, i), argument(fast, names, call, i));
+        matches = match(walk, spec_of(fast, i), argument(fast, self->names, call, i));
     }
     for (Py_ssize_t i = 0; matches > 0 && i < fast->n_fun; i++) {
-        matches = take_array(walk, PyTuple_GET_ITEM(fun_arrays, i), fast->n_first + i);
+        matches = match_array(walk, PyTuple_GET_ITEM(self->fun_arrays, i));
     }
-    if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = malformed();
-    if (matches > 0) matches = match_aliases(walk, fun_statics);
+    if (matches > 0 && walk->n_taken != fast->n_arrays) matches = MALFORMED(-1);
     if (matches <= 0) release(walk->block, walk->small, walk->n_block);
     return matches;
 }
@@ -907,18 +794,6 @@ static PyType_Slot fast_slots[] = {
 TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
 
 /* --- Dispatcher: the base of wrappers ------------------------------------------------------------ */
-
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    State *state;
-    PyObject *otherwise;   /* called where no fast path serves */
-    PyObject *handler;      /* the slow path */
-    PyObject *fasts;       /* the function's list; NULL until they are connected */
-    PyObject *fun_arrays;  /* the function's arrays */
-    PyObject *fun_statics; /* and static objects */
-    PyObject *names;       /* see `argument` */
-} Dispatcher;
 
 /* Has the handler finish a call of a jitted function. */
 static PyObject *ask_handler(State *state, InFlight *call, PyObject *method, PyObject *output) {
@@ -944,19 +819,20 @@ static PyObject *hand_over_error(State *state, InFlight *call) {
 }
 
 /* Makes a call whose arguments match. */
-static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
-    State *state = self->state;
-    Fast *fast = walk->fast;
-    Flags *flags = (Flags *)fast->entry;
-    PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
-    int is_transformed = output == NULL ? -1 : wait_for(state, fast, output);
+static PyObject *call_fast(Walk *walk, InFlight *call) {
+    State *state = walk->state;
+    Flags *flags = (Flags *)walk->fast->entry;
+    Make parts = {.walk = walk};
+    PyObject *output = call_in_flight(walk->fast->jitted, walk->arrays, walk->fast->n_arrays, call), *result;
+    if (output != NULL) find_arrays(&parts, output);
+    int is_transformed = output == NULL ? -1 : wait_for(&parts, output);
     if (is_transformed < 0) result = hand_over_error(state, call);
     else if (flags->pending || (flags->unclassified && !is_transformed)) {
         result = ask_handler(state, call, state->finish_fast, output);
     }
     else {
-        fast->hits++;
-        result = make_output(state, fast, output, self->fun_statics, walk->statics, walk->n_static);
+        walk->fast->hits++;
+        result = make_output(&parts);
     }
     Py_XDECREF(output);
     Py_XDECREF(call->call);
@@ -972,21 +848,17 @@ static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
 
 static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
-    State *state = self->state;
     PyObject *fasts = self->fasts;
     InFlight call = {
         .handler = self->handler, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
     for (Py_ssize_t i = 0; fasts != NULL && i < PyList_GET_SIZE(fasts); i++) {
-        PyObject *fast = PyList_GET_ITEM(fasts, i), *result = NULL;
-        if (Py_TYPE(fast) != state->fast_type) continue;
-        Py_INCREF(fast);
+        PyObject *fast = Py_NewRef(PyList_GET_ITEM(fasts, i)), *result = NULL;
         call.entry = ((Fast *)fast)->entry;
         Walk walk;
-        int matches = match_call(&walk, state, (Fast *)fast, self->fun_arrays, self->fun_statics, self->names,
-                                 &call, PyList_GET_SIZE(fasts) > 1);
+        int matches = match_call(&walk, self, (Fast *)fast, &call);
         if (matches > 0) {
             if (i > 0) move_to_front(fasts, i, fast);
-            result = call_fast(self, &walk, &call);
+            result = call_fast(&walk, &call);
             release(walk.block, walk.small, walk.n_block);
         }
         Py_DECREF(fast);
@@ -1020,23 +892,17 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *Py_UNUSED(args), P
 
 static PyObject *connect(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
-    PyObject *wrapper, *otherwise;
-    Dispatcher new = {0};
-    if (!PyArg_ParseTuple(args, "O!O|OO!O!O!O!:connect", state->dispatcher_type, &wrapper, &otherwise, &new.handler,
-                          &PyList_Type, &new.fasts, &PyTuple_Type, &new.fun_arrays, &PyTuple_Type,
-                          &new.fun_statics, &PyTuple_Type, &new.names)) {
+    PyObject *wrapper, *otherwise, *parts[5] = {NULL};
+    if (!PyArg_ParseTuple(args, "O!O|OO!O!O!O!:connect", state->dispatcher_type, &wrapper, &otherwise, parts,
+                          &PyTuple_Type, parts + 1, &PyTuple_Type, parts + 2, &PyTuple_Type, parts + 3,
+                          &PyList_Type, parts + 4)) {
         return NULL;
     }
     Dispatcher *self = (Dispatcher *)wrapper;
+    PyObject **places[] = {&self->handler, &self->fun_arrays, &self->fun_statics, &self->names, &self->fasts};
     Py_XSETREF(self->otherwise, Py_NewRef(otherwise));
-    /* Once and for all: a call in another thread may be using them. */
-    if (new.names != NULL && self->fasts == NULL) {
-        self->handler = Py_NewRef(new.handler);
-        self->fun_arrays = Py_NewRef(new.fun_arrays);
-        self->fun_statics = Py_NewRef(new.fun_statics);
-        self->names = Py_NewRef(new.names);
-        self->fasts = Py_NewRef(new.fasts);
-    }
+    /* Once and for all, the fast paths last: a call in another thread may be using them. */
+    for (int i = 0; i < 5; i++) if (*places[i] == NULL) *places[i] = Py_XNewRef(parts[i]);
     Py_RETURN_NONE;
 }
 

@@ -65,6 +65,12 @@ class Signature:
         """The function's name in a list: the qualified one, where that is short."""
         return self.qualname.rpartition("<locals>.")[2]
 
+    @functools.cached_property
+    def keywords_by_position(self) -> tuple[str | None, ...]:
+        """The name of each parameter that takes a positional argument; None for a nameless one."""
+        taking = [p for p in self.parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD]
+        return tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in taking])
+
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

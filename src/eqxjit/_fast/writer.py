@@ -4,7 +4,6 @@ Reads the specs of the arguments and of the output; `native.c` does the same by 
 """
 
 import builtins
-import functools
 import itertools
 import keyword
 import linecache
@@ -16,14 +15,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import Parameter
 from typing import Any
 
-import equinox as eqx
-
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import GENERATED_FOLDER, trim
 from .._spec.static_key import ITEMS, THEMSELVES, Static, same
-from .._spec.tree import ARRAY, DICT, MODULE, NODE, SEQUENCE, Spec, is_transformed, parts_of
+from .._spec.tree import (
+    ARRAY,
+    DICT,
+    MODULE,
+    NODE,
+    SEQUENCE,
+    Spec,
+    as_array,
+    is_transformed,
+    parts_of,
+)
 from .._text import short
-from .numpy_inputs import as_array
 from .signature import Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -115,9 +121,6 @@ _SCOPE |= {"new_object": object.__new__, "new_tuple": tuple.__new__}
 
 _serial = itertools.count()
 
-# A metaclass may refuse it.
-_name_of: Callable[[type], str] = vars(type)["__name__"].__get__
-
 
 class TooLarge(Exception):
     """A tree for which no source is written."""
@@ -165,7 +168,7 @@ class _Names(dict[str, str]):
         return name
 
     def of_class(self, cls: type) -> str:
-        return self.constant(_name_of(cls), cls)
+        return self.constant(cls.__name__, cls)
 
     def filled(self, template: str) -> str:
         """Return a template with names and parts filled in; those may have several lines."""
@@ -182,7 +185,7 @@ class Writer:
 
     def __init__(self, function: Any, entry: Any):
         # The first of its traces' outputs; `finish_fast` makes others.
-        self.out = entry.outs[0]
+        self.out = entry.out
         if len(parts_of(entry.spec)) + len(parts_of(self.out.spec)) > MAX_NODES:
             raise TooLarge
         self.signature: Signature = function.signature
@@ -220,13 +223,10 @@ class Writer:
         fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
         fun_statics = [names.variable(f"fun_static_{i}") for i in range(self.n_fun_statics)]
         self._match_arguments()
-        n, arrays = entry.n_first, self.arrays
         # The function's may be NumPy's, too.
-        self.arrays = []
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
         self.statics = [*fun_statics, *self.statics]
-        self.guards += [f"{self.statics[i]} is {self.statics[j]}" for i, j in entry.aliases]
         out_arrays: list[str] = []
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
         output = self._make("out", self.out.spec, out_arrays, statics)
@@ -243,7 +243,7 @@ class Writer:
             guards="\n".join(guards).removesuffix(" and") or "True",
             arguments=_listed(signature.forwarded()),
             values=signature.values,
-            inputs=_listed([*arrays[:n], *self.arrays, *arrays[n:]]),
+            inputs=_listed(self.arrays),
             statements="\n".join(self.body),
             output=output,
         )
@@ -268,8 +268,7 @@ class Writer:
         # In the order of the spec, which that of arrays and static objects follows.
         for path, spec in zip(paths, [*args[3:], *kwargs[3:]], strict=True):
             self.guards = early if type(spec) is Static else late
-            # A class may have any name, as of several lines.
-            kind = " ".join(_name_of(spec[1]).split()) if type(spec) is tuple else "static"
+            kind = spec[1].__name__ if type(spec) is tuple else "static"
             self.guards.append(f"# {path}: {'array' if spec is ARRAY else kind}")
             self._match(path if path.isidentifier() else names.variable(path), path, spec)
         self.guards = early + late
@@ -393,7 +392,10 @@ class Writer:
         ]
         name = names.variable(hint)
         if kind == MODULE:
-            self._make_module(name, cls, dict(zip(aux, parts, strict=True)))
+            fields = names.variable(f"{name}_fields")
+            self.body.append(f"{name} = {names['new_object']}({names.of_class(cls)})")
+            self.body.append(f"{fields} = {names['fields_of']}({name})")
+            self.body += [f"{fields}[{f!r}] = {v}" for f, v in zip(aux, parts, strict=True)]
             return name
         if kind == NODE:
             made = (
@@ -413,18 +415,6 @@ class Writer:
         self.body.append(f"{name} = {made}")
         return name
 
-    def _make_module(self, name: str, cls: type, values: dict[str, str]) -> None:
-        names = self.names
-        plain = _plain_class(cls, *values)
-        if plain is not None:
-            self.body.append(f"{name} = {names.constant('Fields', plain)}()")
-            self.body += [f"{name}.{field} = {value}" for field, value in values.items()]
-            self.body.append(f"{name}.__class__ = {names.of_class(cls)}")
-            return
-        self.body.append(f"{name} = {names['new_object']}({names.of_class(cls)})")
-        fields = [f"{field!r}: {value}" for field, value in values.items()]
-        self.body.append(f"{names['fields_of']}({name}).update({{{_listed(fields)}}})")
-
     def _static(self, hint: str, slot: int, value: Any) -> str:
         if slot >= 0:
             return self.statics[slot]
@@ -435,28 +425,6 @@ class Writer:
 def _labels(spec: Any) -> Sequence[Any]:
     """Return what tells the children of a node apart, for names of variables."""
     return spec[2] if spec[0] in (DICT, MODULE) else range(len(spec) - 3)
-
-
-@functools.lru_cache(maxsize=1024)
-def _plain_class(cls: type, *fields: str) -> type | None:
-    """Return a class whose objects get these fields, and then this class; None if they can't.
-
-    Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
-    Python function, and refuses.
-    """
-    # Both classes must have got their `__dict__` on top of the same base.
-    base: Any = eqx.Module.__base__
-    plain = type("Fields", (base,), {"__hash__": object.__hash__})
-    trial = plain()
-    try:
-        trial.__class__ = cls
-    except TypeError:
-        # Slots, for instance, make for another layout.
-        return None
-    # Or it would be finalized as one of the user's.
-    object.__setattr__(trial, "__class__", plain)
-    # Python reads `µ` (micro) as `μ` (mu).
-    return plain if all(map(str.isascii, fields)) else None
 
 
 def _listed(items: list[str]) -> str:
@@ -474,8 +442,7 @@ def _tuple_of(items: list[str]) -> str:
 def _define(source: str, qualname: str, namespace: dict[str, Any]) -> Callable[..., Any]:
     """Return the function `make_call` of a source, which tracebacks and debuggers show."""
     # A name may hold anything, but Python's compiler takes no NUL.
-    title = qualname.replace("\0", "?")
-    filename = f"{GENERATED_FOLDER}/{title}-{next(_serial)}"
+    filename = f"{GENERATED_FOLDER}/{qualname}-{next(_serial)}".replace("\0", "?")
     # Not into the function's globals, because the circle would keep it until garbage collection.
     definitions: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace, definitions)

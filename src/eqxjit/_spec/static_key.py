@@ -9,11 +9,12 @@ order, as in a look-up in a dict.
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import struct
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import equinox as eqx
@@ -25,12 +26,6 @@ from .._compat import ArrayImpl, fields_of, native
 #: Static containers of more entries, nested ones included, are compared as in Equinox: the very
 #: object counts as unchanged, another one is asked by `==`. A warm call looks at each entry.
 MAX_PARTS = 100
-
-# A set, a method or a Module in a container counts as so many entries: C asks Python about it.
-_N_OTHER = 4
-
-# Deeper ones count as too large, because reading them takes a frame for each level.
-_MAX_DEPTH = 100
 
 # An array of more bytes is kept in its key as a digest.
 _MAX_BYTES = 4096
@@ -92,21 +87,6 @@ class Opaque:
         )
 
 
-class Identity:
-    """The key of an object that equals itself alone, and can't be referred to weakly."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Identity and other.value is self.value
-
-
 class IdentityRef(weakref.ref[Any]):
     """A weak reference to an object that equals itself alone, whatever its class says."""
 
@@ -154,8 +134,12 @@ class _Static:
 Static: type[_Static] = _Static if native is None else native.Static
 
 
+_TRUE = (NUMBER, bool, None, True)
+_FALSE = (NUMBER, bool, None, False)
+
+
 class _TooLarge(Exception):
-    """A container has more entries than `MAX_PARTS`, or is nested too deeply."""
+    """A container has more entries than `MAX_PARTS`."""
 
 
 def static_key(value: Any) -> Hashable:
@@ -164,55 +148,24 @@ def static_key(value: Any) -> Hashable:
     A constant is its own key or has its bits, an object that compares by identity a weak reference,
     a container `(reader, class, names, part, ...)`.
     """
-    kind = type(value)
-    if kind is float:
-        # As a tree may have thousands.
-        return (NUMBER, float, None, _bits(value))
-    if kind is tuple and len(value) <= MAX_PARTS and THEMSELVES.issuperset(map(type, value)):
-        # As the metadata of most nodes.
-        return (ITEMS, tuple, None, *value)
+    if type(value) is bool:
+        return _TRUE if value else _FALSE
     # A list of one number, because all levels count towards the same bound.
     try:
-        return _key(value, [MAX_PARTS], 0)
+        return _key(value, [MAX_PARTS])
     except _TooLarge:
         return Opaque(value, True)
 
 
-_TRUE = (NUMBER, bool, None, True)
-_FALSE = (NUMBER, bool, None, False)
-
-
 def same(value: Any, key: Hashable) -> bool:
     """Return whether a key is that of a value: the rule, which `native.c` follows."""
+    # The very container of many entries, or the very array, is looked into no further.
     if type(key) is Opaque and key.identity_suffices and value is key.value:
         return True
-    kind = type(value)
-    # Of the most frequent containers no key is made.
-    if (
-        type(key) is not tuple
-        or kind is not key[1]
-        or (key[0] != FIELDS and kind not in (dict, list, tuple))
-    ):
-        return static_key(value) == key
-    _, _, names, *inner = key
-    if kind is dict:
-        parts = [*value, *value.values()]
-    else:
-        parts = [*value] if names is None else [getattr(value, name) for name in names]
-    if len(parts) != len(inner):
-        return False
-    for part, of_part in zip(parts, inner, strict=True):
-        if part is of_part:
-            continue
-        if type(part) is float:
-            if of_part != (NUMBER, float, None, _bits(part)):
-                return False
-        elif not same(part, of_part):
-            return False
-    return True
+    return static_key(value) == key
 
 
-def _key(value: Any, left: list[int], depth: int) -> Hashable:
+def _key(value: Any, left: list[int]) -> Hashable:
     kind = type(value)
     if kind in THEMSELVES:
         return value
@@ -220,39 +173,28 @@ def _key(value: Any, left: list[int], depth: int) -> Hashable:
         return _TRUE if value else _FALSE
     if kind is float:
         return (NUMBER, float, None, _bits(value))
-    if kind.__eq__ is object.__eq__ and kind not in _READERS:
-        return _by_identity(value)
-    read = _READERS.get(kind) or _reader_of_class(kind)
+    read = _READERS.get(kind)
     if read is None:
-        # One in a container counts as unchanged if it is the very object, as for `==`.
-        return Opaque(value, depth > 0)
-    found = read(value, left)
-    if type(found) is not tuple:
-        return found
-    reader, names, parts = found
-    if depth and (reader == OTHER or (reader == PAIRS and kind is not dict)):
-        left[0] -= _N_OTHER
-        if left[0] < 0:
-            raise _TooLarge
-    if reader in (NUMBER, OTHER):
-        return (reader, kind, names, *parts)
-    n = len(parts) // 2 if reader == PAIRS else len(parts)
-    return (reader, kind, names, *_key_parts(parts, n, left, depth + 1))
+        if kind.__eq__ is object.__eq__:
+            return _by_identity(value)
+        read = _reader_of_class(kind)
+    # One in a container counts as unchanged if it is the very object, as for `==`.
+    return Opaque(value, left[0] < MAX_PARTS) if read is None else read(value, left)
 
 
-def _key_parts(parts: Iterable[Any], n: int, left: list[int], depth: int = 1) -> list[Hashable]:
-    """Return the keys of the parts of a container of n entries."""
-    left[0] -= n
-    if left[0] < 0 or depth > _MAX_DEPTH:
+def _keys(parts: Collection[Any], left: list[int]) -> list[Hashable]:
+    """Return the keys of the parts of a container."""
+    left[0] -= len(parts)
+    if left[0] < 0:
         raise _TooLarge
-    return [part if type(part) in THEMSELVES else _key(part, left, depth) for part in parts]
+    return [part if type(part) in THEMSELVES else _key(part, left) for part in parts]
 
 
 def _by_identity(value: Any) -> Hashable:
     kind = type(value)
-    # Whether it can be referred to weakly.
     if not kind.__weakrefoffset__:
-        return Identity(value)
+        # As of `object()`: its `==` is by identity all the same.
+        return Opaque(value, True)
     if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
         # Equal while alive if the referents are, that is, by identity; and compared in C.
         ref = weakref.ref(value)
@@ -262,14 +204,13 @@ def _by_identity(value: Any) -> Hashable:
     return IdentityRef(value)
 
 
-# --- What is read of an object: how, the names of fields, and the parts; or its key ---------------
+# --- What is read of an object, for its key -------------------------------------------------------
 
-_Read = tuple[int, tuple[str, ...] | None, Any]
-_Reader = Callable[[Any, list[int]], Any]
+_Reader = Callable[[Any, list[int]], Hashable]
 
 
-def _complex(value: complex, left: list[int]) -> _Read:
-    return NUMBER, None, (_bits(value.real) + _bits(value.imag),)
+def _complex(value: complex, left: list[int]) -> Hashable:
+    return (NUMBER, complex, None, _bits(value.real) + _bits(value.imag))
 
 
 def _bits(value: float) -> bytes:
@@ -277,58 +218,69 @@ def _bits(value: float) -> bytes:
     return struct.pack("d", value) if value == value else _NAN
 
 
-def _items(value: Any, left: list[int]) -> _Read:
+def _items(value: Any, left: list[int]) -> Hashable:
     # Not by iterating: the `__iter__` of a subclass has no say.
     base: type = tuple if issubclass(type(value), tuple) else list
-    return ITEMS, None, base.__getitem__(value, slice(None))
+    items = base.__getitem__(value, slice(None))
+    return (ITEMS, type(value), None, *_keys(items, left))
 
 
-def _pairs(value: dict[Any, Any], left: list[int]) -> _Read:
+def _pairs(value: dict[Any, Any], left: list[int]) -> Hashable:
     # Unlike for `==`, the order of the items matters: a function may go through them.
-    if not isinstance(value, collections.OrderedDict):
-        return PAIRS, None, [*dict.keys(value), *dict.values(value)]
-    cls = collections.OrderedDict
-    return OTHER, None, _key_parts([*cls.keys(value), *cls.values(value)], len(value), left)
+    cls: type = dict
+    if isinstance(value, collections.OrderedDict):
+        cls = collections.OrderedDict
+    # An item counts once.
+    left[0] += len(value)
+    parts = [*cls.keys(value), *cls.values(value)]
+    return (PAIRS, type(value), None, *_keys(parts, left))
 
 
-def _elements(value: Any, left: list[int]) -> _Read:
+def _elements(value: Any, left: list[int]) -> Hashable:
     base: type = set if issubclass(type(value), set) else frozenset
     copied = base.copy(value)
     # With their number: a set can hold several NaN.
-    return OTHER, None, (len(copied), frozenset(_key_parts(copied, len(copied), left)))
+    return (OTHER, type(value), None, len(copied), frozenset(_keys(copied, left)))
 
 
-def _method(value: types.MethodType, left: list[int]) -> _Read:
+def _method(value: types.MethodType, left: list[int]) -> Hashable:
     # Methods compare their `__self__` by identity.
-    return OTHER, None, (_key(value.__func__, left, 0), _by_identity(value.__self__))
+    fun = _key(value.__func__, left)
+    return (OTHER, types.MethodType, None, fun, _by_identity(value.__self__))
 
 
 def _array(value: Any, left: list[int]) -> Hashable:
-    weak_type, state, array = None, None, value
-    if issubclass(type(value), jax.Array):
+    weak_type, array, kind = None, value, type(value)
+    if issubclass(kind, jax.Array):
         # Keys of random numbers have a dtype that only JAX has.
         if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
             return _by_identity(value)
         weak_type, array = value.weak_type, np.asarray(value)
-    elif type(value) is not np.ndarray and not issubclass(type(value), np.generic):
-        # Such as a mask, or where a file is mapped; but not the mapping, which each has for itself.
-        attributes = getattr(value, "__dict__", {})
-        state = static_key({k: v for k, v in attributes.items() if k != "_mmap"})
-        array = np.asarray(value).view(np.ndarray)
+    elif kind is not np.ndarray and not issubclass(kind, np.generic):
+        # A mask, say, or a mapped file: what else tells it apart isn't clear.
+        return _by_identity(value)
     if array.dtype.hasobject:
         content: Any = static_key(array.ravel().tolist())
     else:
         content = array.tobytes()
         content = hashlib.blake2b(content).digest() if len(content) > _MAX_BYTES else content
-    return Opaque(value, True, (array.dtype, array.shape, content, weak_type, state))
+    return Opaque(value, True, (array.dtype, array.shape, content, weak_type))
 
 
-def _module(value: eqx.Module, left: list[int]) -> _Read:
+def _module(value: eqx.Module, left: list[int]) -> Hashable:
     fields = fields_of(value)
-    return OTHER, (*fields,), _key_parts(fields.values(), len(fields), left)
+    return (OTHER, type(value), (*fields,), *_keys(fields.values(), left))
 
 
-_OF_SLICES = ("start", "stop", "step")
+def _fields(names: tuple[str, ...]) -> _Reader:
+    """Return what reads these attributes, which are all that the objects' `==` compares."""
+
+    def read(value: Any, left: list[int]) -> Hashable:
+        parts = [getattr(value, name) for name in names]
+        return (FIELDS, type(value), names, *_keys(parts, left))
+
+    return read
+
 
 _READERS: dict[type, _Reader] = {
     complex: _complex,
@@ -338,34 +290,27 @@ _READERS: dict[type, _Reader] = {
     collections.OrderedDict: _pairs,
     set: _elements,
     frozenset: _elements,
-    slice: lambda value, left: (FIELDS, _OF_SLICES, (value.start, value.stop, value.step)),
+    slice: _fields(("start", "stop", "step")),
     types.MethodType: _method,
     ArrayImpl: _array,
 }
 
 
-_CONTAINERS = (tuple, list, dict, collections.OrderedDict, set, frozenset)
+_CONTAINERS = (tuple, list, dict, collections.OrderedDict, set, frozenset, eqx.Module)
 
 
+# Of the latest classes, because a session may define them without end.
+@functools.lru_cache(maxsize=1024)
 def _reader_of_class(kind: type) -> _Reader | None:
     """Return how objects of a class that isn't builtin are read; None where `==` decides."""
     if issubclass(kind, (np.ndarray, np.generic, jax.Array)):
         return _array
-    for base in (*_CONTAINERS, eqx.Module):
+    for base in _CONTAINERS:
         # A subclass that keeps its base's `==` is looked into as that is.
-        if issubclass(kind, base):
-            if kind.__eq__ is not base.__eq__:
-                return None
-            return _module if base is eqx.Module else _READERS[base]
+        if issubclass(kind, base) and kind.__eq__ is base.__eq__:
+            return _READERS.get(base, _module)
     names = compared_fields(kind)
-    if names is None:
-        return None
-    return lambda value, left: (FIELDS, names, [getattr(value, name) for name in names])
-
-
-# By the `__eq__` of dataclasses: a method that was generated is of one class.
-_compared: weakref.WeakKeyDictionary[types.FunctionType, tuple[str, ...] | None]
-_compared = weakref.WeakKeyDictionary()
+    return None if names is None else _fields(names)
 
 
 def compared_fields(kind: type) -> tuple[str, ...] | None:
@@ -376,15 +321,11 @@ def compared_fields(kind: type) -> tuple[str, ...] | None:
         equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
     ):
         return None
-    found = _compared.get(equality, ...)
-    if found is not ...:
-        return found
-    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    owner: Any = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     parameters = vars(owner).get("__dataclass_params__")
-    names = None
-    if parameters is not None and parameters.eq:
-        names = tuple([field.name for field in dataclasses.fields(owner) if field.compare])
-    return _compared.setdefault(equality, names)
+    if parameters is None or not parameters.eq:
+        return None
+    return tuple([field.name for field in dataclasses.fields(owner) if field.compare])
 
 
 def referents(key: Hashable) -> list[Any]:

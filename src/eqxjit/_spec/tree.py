@@ -11,22 +11,19 @@ explanations.
 
 import dataclasses
 import functools
-import inspect
-import operator
 import types
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import default_registry, keystr, tree_structure
+from jax.tree_util import default_registry, keystr
 
-from .._compat import ArrayImpl, fields_of, registered_nodes, unflatten_node
+from .._compat import ArrayImpl, copy_in_tracer, fields_of, registered_nodes, unflatten_node
 from .._text import short
-from .static_key import CONSTANTS, THEMSELVES, Identity, Opaque, Static, static_key
+from .static_key import CONSTANTS, THEMSELVES, Opaque, Static, static_key
 
 
 class _Array:
@@ -71,88 +68,60 @@ def is_array(leaf: Any) -> bool:
     )
 
 
-class ModuleFields(NamedTuple):
-    """The names of a Module class's fields, static ones last; `read` takes them from a dict."""
-
-    names: tuple[str, ...]
-    keys: frozenset[str]
-    n_dynamic: int
-    read: Callable[[dict[str, Any]], tuple[Any, ...]]
-
-
 # Of classes of Modules alone: the cache would keep others alive.
 @functools.lru_cache(maxsize=4096)
-def module_fields(cls: type) -> ModuleFields | None:
-    """Return the fields of a class of Modules; None if instances have a say in reading them."""
+def module_fields(cls: type) -> tuple[tuple[str, ...], frozenset[str], int] | None:
+    """Return the names of a Module class's fields in order and as a set, and how many are dynamic.
+
+    Static ones come last. None if instances have a say in reading them.
+    """
     # What the instance's `__dict__` holds would not be what the user reads.
     if cls.__getattribute__ is not eqx.Module.__getattribute__:
         return None
-    if inspect.getattr_static(cls, "__dict__") is not inspect.getattr_static(
-        eqx.Module, "__dict__"
-    ):
-        return None
     fields = dataclasses.fields(cls)
-    # A property of the same name would be what `setattr` writes to.
-    if any(hasattr(inspect.getattr_static(cls, f.name, None), "__set__") for f in fields):
-        return None
     static = [field.name for field in fields if field.metadata.get("static", False)]
     dynamic = [field.name for field in fields if field.name not in static]
     names = (*dynamic, *static)
-    # Of fewer names it would make no tuple.
-    read = operator.itemgetter(*names) if len(names) > 1 else lambda d: tuple([d[n] for n in names])
-    return ModuleFields(names, frozenset(names), len(dynamic), read)
+    return names, frozenset(names), len(dynamic)
 
 
-_named_tuples: weakref.WeakKeyDictionary[type, bool | None] = weakref.WeakKeyDictionary()
-
-
-def _named_tuple_aux(kind: type) -> bool | None:
-    """Return the aux of a class of named tuples; None for one that JAX takes apart."""
-    # Asked on each call, because a class may be registered after its first use.
-    if kind in registered_nodes:
+@functools.lru_cache(maxsize=1024)
+def _named_tuple_aux(kind: Any) -> bool | None:
+    """Return the aux of a class of named tuples; None for other classes."""
+    if not hasattr(kind, "_fields"):
         return None
-    found = _named_tuples.get(kind, ...)
-    if found is not ...:
-        return found
-    aux = None
-    if (
-        hasattr(kind, "_fields")
-        and kind.__getitem__ is tuple.__getitem__  # type: ignore[attr-defined]
-        and kind.__len__ is tuple.__len__  # type: ignore[attr-defined]
-    ):
-        aux = _is_standard(kind)
-    return _named_tuples.setdefault(kind, aux)
-
-
-def _is_standard(kind: type) -> bool:
-    """Return whether calling the class of a named tuple does no more than make the tuple."""
-    new = vars(kind).get("__new__")
-    return (
-        type(kind) is type
-        and kind.__bases__ == (tuple,)
-        and kind.__init__ is object.__init__
-        and isinstance(new, staticmethod)
-        # The function that `collections.namedtuple` generates calls this, and nothing else.
-        and getattr(new.__func__, "__globals__", {}).get("_tuple_new") is tuple.__new__
-    )
+    # As `collections.namedtuple` makes it.
+    module = getattr(kind.__new__, "__module__", None) or ""
+    return kind.__bases__ == (tuple,) and module.startswith("namedtuple_")
 
 
 # --- Taking apart ---------------------------------------------------------------------------------
 
 
-def split(tree: Any, is_input: bool = True) -> tuple[Spec, list[Any], list[Any]]:
+#: What `split` returns: the spec, the arrays and the static objects, in the order of the spec.
+Parts = tuple[Spec, list[Any], list[Any]]
+
+
+def split(tree: Any, is_input: bool = True, more_arrays: tuple[type, ...] = ()) -> Parts:
     """Take a pytree apart in one pass: return its spec, its arrays and its static objects.
 
-    Arrays are those of `equinox.is_array`; both are in the order of the spec. Static leaves of an
-    input must be hashable, as Equinox asks of arguments. Raises whatever a flatten or a `__hash__`
-    of the user's raises, and a `RecursionError` for a tree that contains itself or is too deep.
+    Arrays are those of `equinox.is_array`, and leaves of the classes `more_arrays`. Static leaves
+    of an input must be hashable, as Equinox asks of arguments. Raises whatever a flatten or a
+    `__hash__` of the user's raises, and a `RecursionError` for a tree that contains itself or is
+    too deep.
     """
     arrays: list[Any] = []
     statics: list[Any] = []
-    return _split(tree, arrays, statics, is_input), arrays, statics
+    return _split(tree, arrays, statics, is_input, more_arrays), arrays, statics
 
 
-def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) -> Spec:
+def _split(
+    value: Any,
+    arrays: list[Any],
+    statics: list[Any],
+    is_input: bool,
+    more_arrays: tuple[type, ...],
+) -> Spec:
     # One function, because each level of a deep tree takes as many frames as there are calls here.
     kind = type(value)
     if kind is ArrayImpl:
@@ -169,10 +138,12 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
     elif (
         issubclass(type(kind), _MODULE_METACLASS)
         and (fields := module_fields(kind)) is not None
-        and (values := _read_module(value, fields)) is not None
+        # One may lack a field, or have others, as a wrapper's `__doc__`.
+        and (found := fields_of(value)).keys() == fields[1]
     ):
-        n = fields.n_dynamic
-        spec, below, fixed = [MODULE, kind, fields.names], values[:n], values[n:]
+        names, _, n = fields
+        spec, below = [MODULE, kind, names], [found[name] for name in names[:n]]
+        fixed = [found[name] for name in names[n:]]
     # A dict with other keys is a node, whose metadata are its keys and their types.
     elif kind is dict and {*map(type, value)} <= _ONLY_STR:
         # As JAX does: arrays come in its order.
@@ -184,13 +155,18 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
     elif kind in ARRAY_CLASSES:
         arrays.append(value)
         return ARRAY
-    elif issubclass(kind, tuple) and (aux := _named_tuple_aux(kind)) is not None:
+    elif (
+        issubclass(kind, tuple)
+        and (aux := _named_tuple_aux(kind)) is not None
+        # It may be registered after its first use.
+        and kind not in registered_nodes
+    ):
         spec, below = [SEQUENCE, kind, aux], tuple.__iter__(value)
     else:
         # All else may be a node of a registered class, and may become one between two calls.
         flat = _flatten_one_level(value)
         if flat is None:
-            if eqx.is_array(value):
+            if eqx.is_array(value) or isinstance(value, more_arrays):
                 arrays.append(value)
                 return ARRAY
             return _split_leaf(value, statics, is_input)
@@ -204,26 +180,15 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
         elif child is None:
             spec.append(None)
         else:
-            spec.append(_split(child, arrays, statics, is_input))
+            spec.append(_split(child, arrays, statics, is_input, more_arrays))
     # JAX doesn't look into static fields: whatever is there is one static object.
     for child in fixed:
         statics.append(child)
-        if type(child) is bool:
-            spec.append(_BOOLS[child])
-        else:
-            spec.append(Static(child if type(child) in THEMSELVES else static_key(child)))
+        spec.append(Static(child if type(child) in THEMSELVES else static_key(child)))
     return tuple(spec)
 
 
 _ONLY_STR = {str}
-# Made once, because layers have many.
-_BOOLS = Static(static_key(False)), Static(static_key(True))
-
-
-def _read_module(module: Any, fields: ModuleFields) -> tuple[Any, ...] | None:
-    """Return a Module's fields; None if it lacks one, or has others, as a wrapper's `__doc__`."""
-    found = fields_of(module)
-    return fields.read(found) if found.keys() == fields.keys else None
 
 
 def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
@@ -233,14 +198,8 @@ def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
     if ask and is_input and (type(key) is not Opaque or key.hash is None):
         # Equinox refuses what can't be hashed, so that nothing here changes unseen.
         hash(value)
-    if kind in _VIEWS or hasattr(kind, "__next__"):
-        # JAX warns of a generator or another iterator that isn't taken apart.
-        tree_structure(value)
     statics.append(value)
     return Static(key, ask)
-
-
-_VIEWS = (type({}.values()),)
 
 
 # --- Putting together -----------------------------------------------------------------------------
@@ -259,7 +218,12 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
     below = []
     # Not a comprehension, which takes a frame for each level of a deep tree.
     for child in spec[3:]:
-        below.append(next(arrays) if child is ARRAY else combine(child, arrays, statics))
+        if child is ARRAY:
+            below.append(next(arrays))
+        elif type(child) is tuple:
+            below.append(combine(child, arrays, statics))
+        else:
+            below.append(None if child is None else next(statics))
     if kind == MODULE:
         # Past `__init__` and `__check_init__`, as Equinox's unflatten.
         module = object.__new__(cls)
@@ -276,53 +240,11 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
     return tuple.__new__(cls, below) if aux else cls(*below)
 
 
-def resplit(
-    spec: Spec, arrays: list[Any], statics: list[Any], is_dynamic: Callable[[Any], bool]
-) -> tuple[Spec, list[Any], list[Any]]:
-    """Return the same as `split`, with other arrays among a tree's arrays and static leaves."""
-    old_arrays, old_statics = iter(arrays), iter(statics)
-    new_arrays: list[Any] = []
-    new_statics: list[Any] = []
-
-    def walk(spec: Spec, is_leaf: bool) -> Spec:
-        if spec is None:
-            return None
-        if type(spec) is tuple:
-            kind, cls, aux = spec[:3]
-            if kind == NODE:
-                new_statics.append(next(old_statics))
-            n_leaves = _n_dynamic(spec)
-            return (kind, cls, aux, *[walk(c, i < n_leaves) for i, c in enumerate(spec[3:])])
-        leaf = next(old_arrays if spec is ARRAY else old_statics)
-        if is_leaf and is_dynamic(leaf):
-            new_arrays.append(leaf)
-            return ARRAY
-        new_statics.append(leaf)
-        return Static(Identity(leaf)) if spec is ARRAY else spec
-
-    new_spec = walk(spec, True)
-    # It refers to itself, and to the arrays: only the garbage collector would free them.
-    del walk
-    return new_spec, new_arrays, new_statics
-
-
-def _n_dynamic(spec: tuple[Any, ...]) -> int:
-    """Return how many of a node's children aren't static fields."""
-    fields = module_fields(spec[1]) if spec[0] == MODULE else None
-    return len(spec) - 3 if fields is None else fields.n_dynamic
-
-
 # --- Reading specs --------------------------------------------------------------------------------
 
 
 def count_arrays(spec: Spec) -> int:
     return sum([part is ARRAY for part in parts_of(spec)])
-
-
-def are_aligned(one: Spec, other: Spec) -> bool:
-    """Return whether trees of two specs have as many arrays, nodes and static objects."""
-    counts = [(count_arrays(spec), len(parts_of(spec))) for spec in (one, other)]
-    return counts[0] == counts[1]
 
 
 def parts_of(spec: Spec) -> list[Spec]:
@@ -345,7 +267,8 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
     n = n_dynamic = len(below)
     names = [*map("[{}]".format, range(n))]
     if kind == MODULE:
-        names, n_dynamic = [*map(".{}".format, aux)], _n_dynamic(spec)
+        fields: Any = module_fields(cls)
+        names, n_dynamic = [*map(".{}".format, aux)], fields[2]
         values = [*map(fields_of(value).__getitem__, aux)]
     elif kind == DICT:
         names = [*map("[{}]".format, map(short, aux))]
@@ -365,29 +288,64 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
 
 def read_node(value: Any) -> tuple[list[str], list[Any], Any]:
     """Return what follows the path of a node of JAX's registry, its children, and its metadata."""
-    try:
-        keyed, metadata = default_registry.flatten_one_level_with_keys(value)  # type: ignore[misc]
-        keyed = [*keyed]
-        return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed], metadata
-    except Exception:
-        # A key's `__str__`, or a flatten with keys of the user's, which calls don't need.
-        values, metadata = _flatten_one_level(value)  # type: ignore[misc]
-        values = [*values]
-        return [f"[{i}]" for i in range(len(values))], values, metadata
+    keyed, metadata = default_registry.flatten_one_level_with_keys(value)  # type: ignore[misc]
+    keyed = [*keyed]
+    return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed], metadata
+
+
+# --- Arrays of calls ------------------------------------------------------------------------------
+
+# From so many bytes on a second copy takes longer than aligning the first.
+_LARGE = 1 << 20
+_ALIGNMENT = 64
+
+
+def as_array(leaf: Any) -> Any:
+    """Return what a call passes for a leaf, a copy of a NumPy array; NotImplemented if it is none.
+
+    Its owner may overwrite a NumPy array after the call. JAX reads an aligned one in place, and
+    copies another one in the background. Of a tracer of an eager transformation the NumPy arrays
+    are replaced by copies.
+    """
+    # Not `isinstance`, which believes what an object says of its class.
+    kind = type(leaf)
+    if kind is ArrayImpl:
+        return leaf
+    if not is_array(leaf):
+        return NotImplemented
+    if issubclass(kind, np.ndarray):
+        # JAX refuses swapped bytes where it traces, and reads wrong numbers where it doesn't.
+        return _copied(leaf) if leaf.dtype.isnative else NotImplemented
+    if issubclass(kind, Tracer):
+        copy_in_tracer(leaf)
+    return leaf
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    if type(array) is not np.ndarray or array.nbytes < _LARGE or array.dtype.hasobject:
+        return np.ndarray.copy(array)
+    # XLA reads it in place where it is aligned so, instead of copying it once more.
+    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copied = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copied[...] = array
+    return copied
 
 
 def has_tracers(arrays: Sequence[Any]) -> bool:
     """Return whether some transformation passes its tracers in the place of arrays."""
-    # Not a generator: on Python 3.12 one that is interrupted keeps an array alive.
     return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
         [isinstance(array, Tracer) for array in arrays]  # noqa: C419
     )
 
 
-def is_transformed(output: Any) -> bool:
-    """Return whether a program's output is part of a transformation: what it can do is unknown."""
+def arrays_of(output: Any) -> list[Any]:
+    """Return the arrays in what a traced function returns to JAX (see `Output`)."""
     if type(output) is dict:
         [output] = output.values()
-    return type(output) is not ArrayImpl and has_tracers(
-        output if type(output) is list else [output]
-    )
+    return output if type(output) is list else [output]
+
+
+def is_transformed(output: Any) -> bool:
+    """Return whether a call is a part of a transformation: what its program can do is unknown."""
+    return type(output) is not ArrayImpl and has_tracers(arrays_of(output))

@@ -104,7 +104,7 @@ class Path:
 
     def split(self, *args: Any, **kwargs: Any) -> Any:
         """A call, as the slow path takes it apart."""
-        return self.caller.take_apart(*self.caller.bind(args, kwargs))[0]
+        return self.caller.take_apart(args, kwargs)
 
     def expected(self, call: Any) -> Taken:
         """What the slow path takes of a call, and what it makes of the output."""
@@ -120,5 +120,6 @@ class Path:
 def linked(caller: Any, fast: Any) -> Any:
     """A wrapper that tries one fast path."""
     wrapper = CallableBySlot()
-    link(wrapper, caller, [fast])
+    caller.fasts = [fast]
+    link(wrapper, caller)
     return wrapper
