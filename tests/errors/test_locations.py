@@ -75,7 +75,7 @@ def test_all_messages_name_lines_so(here, name, caplog, monkeypatch):
     assert "same code (src/train.py:5)" in difference.remedy
     assert trace.arguments["model"] == "`<lambda>` at src/train.py:5"
     [row] = [row for row in report.rows if row.function == "f"]
-    assert row.largest.program.loops == ("src/train.py:2",)
+    assert row.program.loops == ("src/train.py:2",)
     assert "for the call at src/train.py:7, in " in caplog.text
     assert "same code (src/train.py:9) was traced before" in caplog.text
     lowered = eqxjit.filter_jit(names["f"]).lower(None, X).lowered

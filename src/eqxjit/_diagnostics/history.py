@@ -183,7 +183,7 @@ class History:
             trace._jaxpr, trace._lowering = weakref.ref(jaxpr), weak_lowering(lowered)
             if listeners:
                 # For a report that is read when JAX has dropped them.
-                _ = trace.program, trace.memory, trace.has_host_callback
+                _ = trace.program
         if switches and trace._is_again:
             log(trace)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
