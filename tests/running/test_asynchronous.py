@@ -64,9 +64,6 @@ RAISING = {
     "error_if": lambda x: eqx.error_if(x, x < 0, "negative"),
     "a solve that throws": _solve,
     "noinline": lambda x: eqxi.noinline(lambda x: x * 2)(x),
-    "equinox's while loop with a check": lambda x: eqxi.while_loop(
-        lambda x: x[0] < 5, lambda x: eqx.error_if(x + 1, x < 0, "no"), x, kind="lax"
-    ),
 }
 
 HARMLESS = {

@@ -3,7 +3,6 @@
 import copy
 import functools
 import operator
-import types
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +15,7 @@ import pytest
 import eqxjit
 from tests.support.callables import every_callable
 from tests.support.helpers import assert_same, outcome
+from tests.support.inside import clear_tables
 from tests.support.models import arrays
 from tests.support.sides import CALLS, both
 
@@ -282,25 +282,3 @@ def test_functools_wraps_copies_no_compiled_code(filter_jit):
     wrappers = [filter_jit(double), filter_jit(triple), filter_jit(fourfold)]
     for _ in range(CALLS):
         assert [float(f(x)[0]) for f in wrappers] == [2, 3, 4]
-    vars(double).update({k: v for k, v in vars(triple).items() if k != "__wrapped__"})
-    wrappers = [filter_jit(triple), filter_jit(double), *wrappers]
-    for _ in range(CALLS):
-        assert [float(f(x)[0]) for f in wrappers] == [3, 2, 2, 3, 4]
-
-
-@both
-def test_a_copy_of_a_function_is_another_function(filter_jit):
-    """Made by hand, with the same `__dict__`, other globals and another closure."""
-
-    def make(by):
-        return lambda x: by * x
-
-    double = make(2)
-    jitted = filter_jit(double)
-    for _ in range(CALLS):
-        jitted(x)
-    triple = types.FunctionType(double.__code__, double.__globals__, closure=make(3).__closure__)
-    triple.__dict__ = double.__dict__
-    wrappers = [filter_jit(triple), filter_jit(double), filter_jit(triple)]
-    for _ in range(CALLS):
-        assert [float(f(x)[0]) for f in wrappers] == [3, 2, 3]
