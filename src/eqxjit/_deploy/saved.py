@@ -25,7 +25,7 @@ import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._core.slow import CallHandler
-from .._diagnostics.description import Description, NodePart, describe_trees
+from .._diagnostics.description import Description, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
 from .._spec.tree import Spec, arrays_of, combine, split
@@ -183,7 +183,7 @@ class SavedFunction:
         # Without arrays there is nothing to transform.
         self._call = _refusing(exported.call, name) if exported.in_avals else exported.call
         self._description = self._describe(self._spec, self._types, statics)
-        parts = [row for row in self._description if not isinstance(row.part, NodePart)]
+        parts = [row for row in self._description if not row.part.is_node]
         self.saved_for = ", ".join([f"{row.path}: {row.part}" for row in parts])
 
     def _describe(self, spec: Spec, types: Sequence[Type], statics: Sequence[Any]) -> Description:
