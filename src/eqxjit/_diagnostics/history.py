@@ -4,7 +4,6 @@ import collections
 import functools
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from .._compat import is_staging, trace_configuration, weak_lowering
@@ -26,10 +25,6 @@ _MANY = 10
 
 # How many of the programs that there are an error lists.
 _MAX_LISTED = 32
-
-
-#: Raises for `(args, kwargs)` that a function itself refuses.
-Check = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 class TooManyTracesError(RuntimeError):
@@ -65,7 +60,6 @@ class History:
     - `name`: what to call the function.
     - `n_traces`: their number since the cache was last cleared.
     - `why_sealed`: why no call may be traced any more; empty if one may be.
-    - `check`: tried before a trace is refused, because a wrong argument is no new shape.
     """
 
     def __init__(
@@ -74,13 +68,11 @@ class History:
         max_traces: int | None,
         place: Place,
         lock: threading.RLock,
-        check: Check | None = None,
     ):
         self.name = name
         self.place = place
         self.n_traces = 0
         self.why_sealed = ""
-        self.check = check
         self._max_traces = max_traces
         self._lock = lock
         #: Those under way.
@@ -140,8 +132,6 @@ class History:
             if not why_not:
                 self._begun.append(trace)
         if why_not:
-            if self.check is not None:
-                self.check(call.args, call.kwargs)
             raise TooManyTracesError(
                 f"{why_not}, and the call at {where} would be trace {trace.number}.\n"
                 f"{trace.explanation()}{self._compiled() if why_not is self.why_sealed else ''}"
