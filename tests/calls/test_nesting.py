@@ -5,6 +5,7 @@ import sys
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqxjit
@@ -177,6 +178,37 @@ def test_disable_jit_allows_decisions_on_values(filter_jit):
             assert f(jnp.array(-2.0)) == -2
         with pytest.raises(jax.errors.TracerBoolConversionError):
             f(jnp.array(2.0))
+
+
+@both
+@pytest.mark.parametrize("error", [TypeError("mine"), RuntimeError()])
+def test_the_users_error_under_disable_jit(filter_jit, error):
+    @filter_jit
+    def fail(x, names):
+        raise error
+
+    with jax.disable_jit(), pytest.raises(type(error)) as raised:
+        # JAX can't trace texts, which isn't what failed.
+        fail(jnp.ones(2), np.array(["a", "b"]))
+    assert raised.value is error
+    assert raised.value.__cause__ is None
+
+
+@both
+@pytest.mark.parametrize("n_before", [0, 3])
+def test_without_arrays_under_ensure_compile_time_eval(filter_jit, n_before):
+    squares = filter_jit(lambda n: jnp.arange(n) ** 2)
+    for _ in range(n_before):
+        squares(4)
+
+    @jax.jit
+    def add(x):
+        with jax.ensure_compile_time_eval():
+            table = squares(4)
+        return x + table
+
+    assert add(jnp.ones(4)).tolist() == [1, 2, 5, 10]
+    assert squares(4).tolist() == [0, 1, 4, 9]
 
 
 # --- Cleared caches ---------------------------------------------------------------------------

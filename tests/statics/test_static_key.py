@@ -58,8 +58,8 @@ CONFUSABLE_UNHASHABLE = {
     ),
     "keys": ({1: "a"}, {True: "a"}, {1.0: "a"}, {Level.ONE: "a"}),
     "set": ({1, 2}, {1.0, 2}, frozenset({1, 2})),
-    "order of a dict": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-    "order of a dict within": ([{"a": {0: 1, 1: 2}}], [{"a": {1: 2, 0: 1}}]),
+    "order of a dict": ({"a": 1, "b": 1}, {"b": 1, "a": 1}),
+    "order of a dict within": ([{"a": {0: 1, 1: 1}}], [{"a": {1: 1, 0: 1}}]),
 }
 
 
