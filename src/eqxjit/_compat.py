@@ -228,6 +228,9 @@ def copy_in_tracer(tracer: Any) -> None:
             setattr(tracer, name, np.ndarray.copy(value))
         elif isinstance(value, Tracer):
             copy_in_tracer(value)
+        elif hasattr(value, "__array__") and not isinstance(value, jax.Array):
+            # JAX 0.8 wraps NumPy's arrays in a class of its own.
+            setattr(tracer, name, np.array(value))
 
 
 def is_sharded_aval(aval: Any) -> bool:

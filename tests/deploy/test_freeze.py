@@ -355,14 +355,3 @@ def test_a_shape_for_an_array_is_named(wrap):
     with pytest.raises(TypeError) as raised:
         fun.compile("four", 1)
     assert not [note for note in raised.value.__notes__ if "ShapeDtypeStruct" in note]
-
-
-@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError, ValueError("mine"), KeyError])
-def test_a_users_error_beside_a_shape_is_raised(error, tmp_path):
-    def fail(shape):
-        raise error
-
-    frozen = eqxjit.freeze(fail)
-    for stage in (eqxjit.filter_jit(fail).compile, lambda x: frozen.save(tmp_path / "model", x)):
-        with pytest.raises(error if isinstance(error, type) else type(error)):
-            stage((3, 1))

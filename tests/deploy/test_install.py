@@ -161,20 +161,15 @@ def test_libraries_that_are_imported_later():
     program = """
         import eqxjit
 
-        eqxjit.install()
-        import diffrax, lineax, optimistix
+        with eqxjit.install():
+            import jax.numpy as jnp, lineax
 
-        eqxjit.uninstall()
-        for wrapped in (diffrax.diffeqsolve, lineax.linear_solve, optimistix.root_find):
-            assert type(wrapped) is type(eqxjit.filter_jit(max)), wrapped
-
-        from tests.deploy import test_install as tests
-
-        for _ in range(tests.CALLS):
-            print(tests.solve(controller=tests.ADAPTIVE).ys.tolist())
-        assert diffrax.diffeqsolve.cache_info().entries > 0
+        assert type(lineax.linear_solve) is type(eqxjit.filter_jit(max))
+        operator = lineax.DiagonalLinearOperator(2 * jnp.ones(2))
+        print(lineax.linear_solve(operator, jnp.ones(2)).value.tolist())
+        assert lineax.linear_solve.cache_info().entries == 1
     """
-    assert run(program).splitlines() == [str(solve(controller=ADAPTIVE).ys.tolist())] * CALLS
+    assert run(program) == "[0.5, 0.5]\n"
 
 
 # --- What is redirected ---------------------------------------------------------------------------
@@ -448,18 +443,9 @@ def test_what_another_tool_put_there_is_left_alone(monkeypatch):
 
 def test_what_is_wrapped_meanwhile_goes_on():
     with eqxjit.install():
-
-        @eqx.filter_jit
-        def f(x):
-            return x + 1
-
-        @eqx.filter_jit(donate="all")
-        def g(x):
-            return x + 1
-
-    assert type(f) is type(g) is type(eqxjit.filter_jit(max))
-    assert_same(warm(f, X), X + 1)
-    assert_same(g(jnp.arange(3.0)), X + 1)
+        f = eqx.filter_jit(donate="all")(lambda x: x + 1)
+    assert type(f) is type(eqxjit.filter_jit(max))
+    assert_same(f(X + 0), X + 1)
 
 
 @pytest.mark.slow

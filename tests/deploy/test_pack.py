@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 
 import eqxjit
 from tests.support import nodes
-from tests.support.helpers import assert_same, same_leaf, warm
+from tests.support.helpers import assert_same, warm
 from tests.support.models import arrays
 from tests.support.profile import SCENARIOS
 from tests.support.strategies import trees
@@ -313,13 +313,6 @@ def test_filtered_and_combined():
     assert_same(eqx.combine(floats, others).unpack(), tree)
 
 
-def test_evaluated_shapes():
-    shapes = eqx.filter_eval_shape(lambda key: pack(mlp(key=0)), jr.key(0))
-    assert shapes.layout is pack(mlp()).layout
-    model = eqx.filter_eval_shape(lambda p: p.unpack(), shapes)
-    assert model.layers[0].weight.shape == (8, 3)
-
-
 @pytest.mark.parametrize(
     ("tree", "text"),
     [
@@ -385,26 +378,6 @@ def test_a_tree_that_is_too_large_to_be_described():
     packed = pack([jnp.ones(2), *[1] * 50_000])
     with pytest.raises(ValueError, match="differences:\n    somewhere in a large tree"):
         packed.repack([jnp.ones(2), *[1] * 49_999, 2])
-
-
-@settings(max_examples=SCENARIOS // 14)
-@given(trees, trees)
-def test_random_repacks(make, make_other):
-    tree, other = make(), make_other()
-    assume(arrays(tree) and arrays(other))
-    packed = pack(tree)
-    same = pack(other).layout is packed.layout
-    before = packed.unpack()
-    try:
-        again = packed.repack(other)
-    except ValueError:
-        assert not same
-    else:
-        # Static values stay those of the layout, which may be equal objects.
-        for got, leaf in zip(jax.tree.leaves(again.unpack()), jax.tree.leaves(other), strict=True):
-            assert not eqx.is_array(leaf) or same_leaf(strong(got), strong(leaf))
-    pairs = zip(jax.tree.leaves(packed.unpack()), jax.tree.leaves(before), strict=True)
-    assert all(same_leaf(a, b) for a, b in pairs)
 
 
 # --- Mistakes ---------------------------------------------------------------------------------

@@ -249,12 +249,6 @@ def test_what_looks_at_leaves_is_refused_whatever_they_are(tree):
         eqxjit.pack(tree, optimizer=clipped)
 
 
-def test_what_looks_at_imaginary_parts_is_refused():
-    optimizer = optax.stateless(lambda g, _: jax.tree.map(lambda a: a * abs(a.imag).max(), g))
-    with pytest.raises(ValueError, match=REFUSED):
-        eqxjit.pack([jnp.ones(2, jnp.complex64)] * 2, optimizer=optimizer)
-
-
 def test_leaves_that_are_not_trained():
     tree = [model(), jnp.arange(3), jnp.arange(2), jr.key(0), jr.key(1), "text", None, jnp.ones(0)]
     assert len(eqxjit.pack(tree, optimizer=optax.adam(1e-3)).arrays) == 4

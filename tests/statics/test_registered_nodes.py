@@ -337,6 +337,27 @@ def test_a_node_that_holds_other_nodes_and_no_arrays():
         f([stateless()], values(n))
 
 
+def test_objects_whose_class_is_registered_between_warm_calls():
+    """They were static, and their `==` overlooks the array that they hold."""
+
+    class Named:
+        def __init__(self, name, x):
+            self.name, self.x = name, x
+
+        def __eq__(self, other):
+            return type(other) is Named and self.name == other.name
+
+        def __hash__(self):
+            return hash(self.name)
+
+    f = eqxjit.filter_jit(lambda named, y: named.x * y)
+    for _ in range(3):
+        assert f(Named("a", jnp.ones(2)), jnp.ones(2)).tolist() == [1, 1]
+    jax.tree_util.register_pytree_node(Named, lambda n: ((n.x,), n.name), lambda n, c: Named(n, *c))
+    for n in range(3):
+        assert f(Named("a", jnp.full(2, n)), jnp.ones(2)).tolist() == [n, n]
+
+
 def test_arrays_of_a_registered_class():
     """Equinox takes a subclass of NumPy's arrays for one, unless it is registered."""
 

@@ -108,19 +108,14 @@ def _buffer(array: jax.Array) -> int:
         return id(array)
 
 
-# What to do about arrays of each kind of dtype that JAX can't trace.
-_TIMES = (
-    "pass times as numbers, for example `(t - t0) / np.timedelta64(1, 's')`. For a static value, "
-    "pass a `datetime.datetime`, or a tuple of those."
-)
-_ITEMS = (
-    "convert its items to numbers. For a static value, pass tuples, for example "
-    "`tuple(a.tolist())`."
-)
+# What to do about arrays that JAX can't trace, by the kinds of their dtypes.
 _REMEDIES = {
-    **dict.fromkeys("mM", _TIMES),
-    **dict.fromkeys("SUO", _ITEMS),
+    "mM": "pass times as numbers, for example `(t - t0) / np.timedelta64(1, 's')`. For a static "
+    "value, pass a `datetime.datetime`, or a tuple of those.",
+    "SUOT": "convert its items to numbers. For a static value, pass tuples, for example "
+    "`tuple(a.tolist())`.",
     "V": "pass its fields as arrays, for example in a dict.",
+    "fc": "convert it, for example by `.astype(np.float32)`.",
 }
 
 
@@ -134,8 +129,8 @@ def _why_invalid(array: np.ndarray | np.generic) -> str:
     try:
         jax.typeof(array)
     except (TypeError, ValueError):
-        remedy = _REMEDIES.get(array.dtype.kind, "convert it, as by `.astype(np.float32)`.")
-        return f"has dtype {array.dtype}, which JAX can't trace: {remedy}"
+        remedies = [text for kinds, text in _REMEDIES.items() if array.dtype.kind in kinds]
+        return f"has dtype {array.dtype}, which JAX can't trace: {''.join(remedies)}"
     return ""
 
 

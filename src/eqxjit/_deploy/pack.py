@@ -208,13 +208,12 @@ class Layout:
 
     def gather(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arrays of a `Packed`, from those of a tree; None for those that are."""
-
-        def gathered(first: int, *others: int) -> Any:
-            if not others or arrays[first] is None:
-                return arrays[first]
-            return _join([arrays[index] for index in (first, *others)], self.types[first].dtype)
-
-        return tuple(gathered(*indices) for indices in self.members)
+        return tuple(
+            arrays[first]
+            if not others or arrays[first] is None
+            else _join([arrays[index] for index in (first, *others)], self.types[first].dtype)
+            for first, *others in self.members
+        )
 
     def take_apart(self, gathered: Sequence[Any]) -> list[Any]:
         """Return the arrays of the tree, from those of a `Packed`; None for those that are."""
@@ -241,11 +240,9 @@ class Layout:
         spec, arrays, statics = split(tree, is_input=False)
         types = tuple(map(type_of, arrays))
         if (spec, types) != (self.spec, self.types):
+            old = describe_trees([("tree", self.spec, self.combine(self.types))])
             other = combine(spec, iter(types), iter(statics))
-            old, new = (
-                describe_trees([("tree", *pair)])
-                for pair in ((self.spec, self.combine(self.types)), (spec, other))
-            )
+            new = describe_trees([("tree", spec, other)])
             # Trees of very many parts aren't described.
             found = listed(differences(old, new)) or ["somewhere in a large tree"]
             raise ValueError(
@@ -366,17 +363,13 @@ def _check_optimizer(optimizer: Any, layout: Layout) -> None:
             weights = eqx.apply_updates(weights, updates)
             yield updates
 
-    def as_tree(arrays: list[Any]) -> Any:
-        return eqx.filter(layout.combine(arrays), is_array)
-
-    def as_packed(arrays: list[Any]) -> Packed[Any]:
-        return Packed(layout.gather(arrays), layout)
-
     n_steps = _MAX_STEPS
     # Without gradients there is nothing that hides the decay of weights, however small it is.
     for size in (1.0, 0.0):
-        n_moves, steps_of_packed = 0, steps(as_packed, size)
-        for number, updates in enumerate(steps(as_tree, size), 1):
+        n_moves = 0
+        steps_of_tree = steps(lambda arrays: eqx.filter(layout.combine(arrays), is_array), size)
+        steps_of_packed = steps(lambda arrays: Packed(layout.gather(arrays), layout), size)
+        for number, updates in enumerate(steps_of_tree, 1):
             expected = eqx.filter(updates, is_array)
             try:
                 found = eqx.filter(next(steps_of_packed).unpack(), is_array)

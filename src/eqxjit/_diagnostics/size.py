@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._compat import has_host_callback, memory_of, source_of, stack_of
-from .._places import OUR_FILES, is_users, location
+from .._places import JAX_FILES, OUR_FILES, is_users, location
 from .._text import bytes_text, times
 from .description import array_text
 
@@ -80,7 +80,7 @@ class Memory(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What a trace has made.
+    """The size of what a trace has made.
 
     - `equations`: their number, nested ones included.
     - `lines`: the user's lines that make a tenth of them or more, each with those that call it, as
@@ -137,9 +137,10 @@ def program_of(jaxpr: Any, lowering: Any) -> Program:
 
 
 def _bytes(aval: Any) -> int:
-    # A token has no shape, and a size may be a symbol.
-    shape = getattr(aval, "shape", (0,))
-    return aval.dtype.itemsize * math.prod(shape) if {*map(type, shape)} <= {int} else 0
+    # A token has no dtype, and a size may be a symbol.
+    if not hasattr(aval, "dtype") or not {*map(type, aval.shape)} <= {int}:
+        return 0
+    return aval.dtype.itemsize * math.prod(aval.shape)
 
 
 def _nested(equation: Any) -> Iterator[Any]:
@@ -159,6 +160,7 @@ class _Code:
         self.code = code
         self.name = code.co_qualname.rpartition("<locals>.")[2]
         self.is_users = is_users(code.co_filename)
+        self.is_jax = code.co_filename.startswith(JAX_FILES)
         libraries = () if self.is_users else _IN_LIBRARIES
         self.library = next((part for part in libraries if part in code.co_filename), "")
         ends: dict[int, int] = {}
@@ -167,6 +169,8 @@ class _Code:
                 if each.opcode in _JUMPS_BACK:
                     # Of several to one place, as by `continue`, the last is the end of the loop.
                     ends[each.argval] = each.offset
+        #: How often it is on one stack, at most.
+        self.n_calls = 0
         #: The offsets between which the bytecode jumps back, outside in.
         self.loops = sorted(ends.items(), key=lambda loop: loop[0] - loop[1])
 
@@ -194,26 +198,12 @@ class _Line:
         self.offset = offset
         self.calls: dict[tuple[int, int], _Line] = {}
         self.n = 0
-        #: The user's innermost line.
-        self.where: str = "a library" if around is None else around.where
-        #: The user's lines down to here; of a function that calls itself the innermost one.
-        self.path: tuple[str, ...] = () if around is None else around.path
-        #: How many of the lines around it are of the same function.
-        self.depth = 0
-        if code.is_users and around is not None:
-            same = [line for line in around.outwards() if line.code is code]
-            self.depth = len(same)
-            self.path = (
-                *(same[-1].around if same else around).path,
-                f"{code.name}:{code.line(offset)}",
-            )
+        #: The user's lines down to here, and the innermost one of them.
+        self.path: tuple[str, ...] = around.path if around else ()
+        self.where: str = around.where if around else "a library"
+        if code.is_users:
+            self.path += (f"{code.name}:{code.line(offset)}",)
             self.where = code.place(offset)
-
-    def outwards(self) -> "Iterator[_Line]":
-        line = self
-        while line.around is not None:
-            yield line
-            line = line.around
 
 
 # A loop is the line around it, its code, and where it begins.
@@ -226,7 +216,7 @@ class _Reader:
     def __init__(self, jaxpr: Any):
         self.codes: dict[int, _Code] = {}
         #: Each after that which calls it. The first stands for all.
-        self.lines = [_Line(None, _Code(program_of.__code__), 0)]
+        self.lines = [_Line(None, _Code(dis.dis.__code__), 0)]
         # How often each loop began again, with which line.
         self.again: dict[_Loop, Any] = collections.defaultdict(collections.Counter)
         # Of jitted functions of the user's: how often each is used, and its equations.
@@ -244,24 +234,26 @@ class _Reader:
         stacks: dict[Any, list[_Line]] = {}
         loops: dict[tuple[int, int], _Loop | None] = {}
         parts: collections.Counter[tuple[Any, ...]] = collections.Counter()
-        before: list[_Line] = []
-        primitive: Any = None
+        # Of an equation without a traceback.
+        before = stacks[None] = []
+        primitive, run = None, 0
         for equation in jaxpr.eqns:
             traceback = equation.source_info.traceback
             stack = stacks.get(traceback)
             if stack is None:
                 stack = stacks[traceback] = self._stack(traceback, around, source)
-            # Of one stack are also the parts of one operation.
-            elif stack is not before or equation.primitive is primitive:
-                pair = id(before), id(stack)
-                if pair not in loops:
-                    loops[pair] = _loop_between(before, stack)
-                loop = loops[pair]
-                # The way back of a gradient goes through all lines again, from the last one.
-                if loop and "transpose(" not in str(equation.source_info.name_stack):
-                    self.again[loop][stack[-1]] += 1
-            before, primitive = stack, equation.primitive
+            pair = id(before), id(stack)
+            if pair not in loops:
+                loops[pair] = _loop_between(before, stack)
+            loop = loops[pair]
             line = stack[-1] if stack else around
+            # The parts of one operation have one stack, too, but are hardly so many alike.
+            run = run + 1 if stack is before and equation.primitive is primitive else 0
+            # The way back of a gradient goes through all lines again, from the last one.
+            if loop and "transpose(" not in str(equation.source_info.name_stack):
+                n_again = self.again[loop][line]
+                self.again[loop][line] = max(n_again, run) if stack is before else n_again + 1
+            before, primitive = stack, equation.primitive
             line.n += n
             nested = [*_nested(equation)]
             for each in nested:
@@ -282,18 +274,24 @@ class _Reader:
 
     def _stack(self, traceback: Any, around: _Line, source: Any) -> list[_Line]:
         """Return the lines of a traceback, outside in, within the function that was traced."""
-        stack: list[_Line] = []
+        stack, calls = [around], collections.Counter[_Code]()
         for code, offset in _below(stack_of(traceback), source):
-            line = around.calls.get((id(code), offset))
-            if line is None:
-                # Which keeps the code alive, and so its number.
-                if id(code) not in self.codes:
-                    self.codes[id(code)] = _Code(code)
-                line = around.calls[id(code), offset] = _Line(around, self.codes[id(code)], offset)
-                self.lines.append(line)
-            stack.append(line)
-            around = line
-        return stack
+            # Which keeps the code alive, and so its number.
+            if id(code) not in self.codes:
+                self.codes[id(code)] = _Code(code)
+            shared = self.codes[id(code)]
+            if shared.is_users:
+                calls[shared] += 1
+                shared.n_calls = max(shared.n_calls, calls[shared])
+                # Of a function that calls itself, the innermost call.
+                codes = [line.code for line in stack[1:]]
+                stack = stack[: codes.index(shared) + 1] if shared in codes else stack
+            calling = stack[-1]
+            if (id(code), offset) not in calling.calls:
+                calling.calls[id(code), offset] = _Line(calling, shared, offset)
+                self.lines.append(calling.calls[id(code), offset])
+            stack.append(calling.calls[id(code), offset])
+        return stack[1:]
 
     # --- What is reported ---------------------------------------------------------------------
 
@@ -358,8 +356,8 @@ class _Reader:
                         new.add((code.place(start), "loop"))
                     elif code.library:
                         new.add((line.where, code.library))
-            if code.is_users and line.depth >= _MANY_PASSES:
-                new.add((line.where, "recursion"))
+            if code.n_calls >= _MANY_PASSES:
+                new.add((code.place(0), "recursion"))
             if code.library == _DIFFRAX:
                 new.add((line.where, code.library))
             passes[line], claims[line] = n_around, claims[line.around] | new
@@ -382,7 +380,7 @@ def _below(stack: Any, source: tuple[str, str, int] | None) -> Any:
 
 
 def _loop_between(before: list[_Line], stack: list[_Line]) -> _Loop | None:
-    """Return the innermost loop that began again between two equations, the latter's not first."""
+    """Return the innermost loop that began again between two equations, if the stacks show it."""
     both = [*zip(before, stack, strict=False)]
     depth = next((i for i, (old, new) in enumerate(both) if old is not new), len(both))
     candidates = [(line, [line.offset]) for line in stack[:depth]]
@@ -394,7 +392,11 @@ def _loop_between(before: list[_Line], stack: list[_Line]) -> _Loop | None:
             if new.offset > old.offset:
                 return None
         candidates.append((new, offsets))
+    is_of_jax = depth < len(both) and both[depth][1].code.is_jax
     for line, offsets in reversed(candidates):
+        # It makes parts of an operation in whatever order, as for gradients.
+        if is_of_jax and not line.code.is_jax:
+            return None
         for start in line.code.loops_around(*offsets)[-1:]:
             return line.around, line.code, start
     return None
