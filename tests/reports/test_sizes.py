@@ -185,6 +185,13 @@ def straight_gradient(x):
     return x
 
 
+def straight_twice_differentiated(x):
+    # Of one line each pass, which JAX passes in its own order.
+    for _ in range(4):
+        x = jax.jvp(jax.grad(lambda x: straight(x).sum()), (x,), (x,))[1]
+    return x
+
+
 def few_large_passes(x):
     for _ in range(3):
         x = eqx.nn.MLP(8, 8, 8, 30, key=jax.random.key(0))(x)
@@ -208,6 +215,7 @@ def leaves(x):
     ("fun", "advice"),
     [
         (straight_gradient, ""),
+        (straight_twice_differentiated, ""),
         (few_large_passes, "eqx.filter_vmap"),
         (sequential, "eqx.filter_vmap"),
         (deep, "eqx.filter_vmap"),

@@ -65,6 +65,18 @@ def test_nested_wrappers_traced_at_once(filter_jit):
     race(work)
 
 
+def test_functions_defined_again_by_all_threads():
+    """One explanation counts the calls of all of them."""
+
+    def work(i):
+        for _ in range(15):
+            f = eqxjit.filter_jit(lambda x: x + i)
+            for _ in range(2):
+                np.testing.assert_array_equal(f(X), X + i)
+
+    race(work)
+
+
 @both
 def test_contexts_of_single_threads(filter_jit):
     """Configuration is a thread's own: one in x64 must not change the others' dtypes."""

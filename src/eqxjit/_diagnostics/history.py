@@ -39,13 +39,15 @@ class Family:
         self.latest: Description | None = None
         #: The first trace of each member, up to a bound.
         self.streak: list[Trace] = []
-        #: The tables of members, and the hits of those that are gone.
-        self.tables: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: The tables of members by `id`, and the hits of those that are gone.
+        self.tables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.hits_of_gone = 0
 
     @property
     def hits(self) -> int:
-        return self.hits_of_gone + sum([table.info().hits for table in self.tables])
+        # Not by iterating: other threads add tables.
+        tables = [table for ref in self.tables.valuerefs() if (table := ref()) is not None]
+        return self.hits_of_gone + sum([table.info().hits for table in tables])
 
 
 # Of the latest places, because a session may define functions without end.
@@ -103,7 +105,8 @@ class History:
             relative = None
             if function is not UNKNOWN:
                 self.family = _family_of(self.place, *kind_of(function))
-                self.family.tables.add(call.function.table)
+                table = call.function.table
+                self.family.tables[id(table)] = table
                 relative = self.family.latest
                 if relative == function:
                     # The same under other options.

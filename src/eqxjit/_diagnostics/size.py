@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._compat import has_host_callback, memory_of, source_of, stack_of
-from .._places import OUR_FILES, is_users, location
+from .._places import JAX_FILES, OUR_FILES, is_users, location
 from .._text import bytes_text, times
 from .description import array_text
 
@@ -137,9 +137,10 @@ def program_of(jaxpr: Any, lowering: Any) -> Program:
 
 
 def _bytes(aval: Any) -> int:
-    # A token has no shape, and a size may be a symbol.
-    shape = getattr(aval, "shape", (0,))
-    return aval.dtype.itemsize * math.prod(shape) if {*map(type, shape)} <= {int} else 0
+    # A token has no dtype, and a size may be a symbol.
+    if not hasattr(aval, "dtype") or not {*map(type, aval.shape)} <= {int}:
+        return 0
+    return aval.dtype.itemsize * math.prod(aval.shape)
 
 
 def _nested(equation: Any) -> Iterator[Any]:
@@ -159,6 +160,7 @@ class _Code:
         self.code = code
         self.name = code.co_qualname.rpartition("<locals>.")[2]
         self.is_users = is_users(code.co_filename)
+        self.is_jax = code.co_filename.startswith(JAX_FILES)
         libraries = () if self.is_users else _IN_LIBRARIES
         self.library = next((part for part in libraries if part in code.co_filename), "")
         ends: dict[int, int] = {}
@@ -244,24 +246,26 @@ class _Reader:
         stacks: dict[Any, list[_Line]] = {}
         loops: dict[tuple[int, int], _Loop | None] = {}
         parts: collections.Counter[tuple[Any, ...]] = collections.Counter()
-        before: list[_Line] = []
-        primitive: Any = None
+        # Of an equation without a traceback.
+        before = stacks[None] = []
+        primitive, run = None, 0
         for equation in jaxpr.eqns:
             traceback = equation.source_info.traceback
             stack = stacks.get(traceback)
             if stack is None:
                 stack = stacks[traceback] = self._stack(traceback, around, source)
-            # Of one stack are also the parts of one operation.
-            elif stack is not before or equation.primitive is primitive:
-                pair = id(before), id(stack)
-                if pair not in loops:
-                    loops[pair] = _loop_between(before, stack)
-                loop = loops[pair]
-                # The way back of a gradient goes through all lines again, from the last one.
-                if loop and "transpose(" not in str(equation.source_info.name_stack):
-                    self.again[loop][stack[-1]] += 1
-            before, primitive = stack, equation.primitive
+            pair = id(before), id(stack)
+            if pair not in loops:
+                loops[pair] = _loop_between(before, stack)
+            loop = loops[pair]
             line = stack[-1] if stack else around
+            # The parts of one operation have one stack, too, but are hardly so many alike.
+            run = run + 1 if stack is before and equation.primitive is primitive else 0
+            # The way back of a gradient goes through all lines again, from the last one.
+            if loop and "transpose(" not in str(equation.source_info.name_stack):
+                n_again = self.again[loop][line]
+                self.again[loop][line] = max(n_again, run) if stack is before else n_again + 1
+            before, primitive = stack, equation.primitive
             line.n += n
             nested = [*_nested(equation)]
             for each in nested:
@@ -382,7 +386,7 @@ def _below(stack: Any, source: tuple[str, str, int] | None) -> Any:
 
 
 def _loop_between(before: list[_Line], stack: list[_Line]) -> _Loop | None:
-    """Return the innermost loop that began again between two equations, the latter's not first."""
+    """Return the innermost loop that began again between two equations, if the stacks show it."""
     both = [*zip(before, stack, strict=False)]
     depth = next((i for i, (old, new) in enumerate(both) if old is not new), len(both))
     candidates = [(line, [line.offset]) for line in stack[:depth]]
@@ -394,7 +398,11 @@ def _loop_between(before: list[_Line], stack: list[_Line]) -> _Loop | None:
             if new.offset > old.offset:
                 return None
         candidates.append((new, offsets))
+    is_of_jax = depth < len(both) and both[depth][1].code.is_jax
     for line, offsets in reversed(candidates):
+        # It makes parts of an operation in whatever order, as for gradients.
+        if is_of_jax and not line.code.is_jax:
+            return None
         for start in line.code.loops_around(*offsets)[-1:]:
             return line.around, line.code, start
     return None

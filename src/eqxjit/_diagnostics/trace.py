@@ -241,12 +241,13 @@ class TraceList(list[Trace]):
     def _repr_html_(self) -> str:
         if not self:
             return block("<p>Nothing was traced.</p>")
-        headings = ("function", "trace", "why", "called at", "seconds", "arguments")
+        headings = ("function", "trace", "why", "called at", "seconds", "arguments", "memory")
         rows: list[tuple[Any, ...]] = []
         for trace in self:
             why = "\n".join(listed(trace.differences, with_remedies=True)) or "first trace"
             if trace.recompiled:
                 why += "\ncompiled again:\n" + "\n".join(listed(trace.recompiled, True))
-            what = trace.function, trace.number, why
-            rows.append((*what, trace.call_site, f"{trace.seconds.total:.3g}", trace.summary))
+            what = trace.function, trace.number, why, trace.call_site
+            seconds, memory = f"{trace.seconds.total:.3g}", trace.memory or ""
+            rows.append((*what, seconds, trace.summary, memory))
         return block(table(headings, rows))
