@@ -104,9 +104,11 @@ class Table:
         self._clock = itertools.count()
 
     def __del__(self) -> None:
-        # How often a family of functions was called counts those that are gone.
-        if self.history.family is not None and not sys.is_finalizing():
-            self.history.family.hits_of_gone += self.info().hits
+        # How often a family of functions was called counts those that are gone. None if this wasn't
+        # made: the stack was full.
+        history = vars(self).get("history")
+        if history is not None and history.family is not None and not sys.is_finalizing():
+            history.family.hits_of_gone += self.info().hits
 
     def find(self, spec: Spec) -> Entry | None:
         """Return the entry of a spec, now the most recently used one; None if there is none."""
@@ -146,7 +148,7 @@ class Table:
 
     def drop_untraced(self, entry: Entry) -> None:
         """Drop an entry whose first trace failed, unless another thread's did not."""
-        if not entry.was_traced and self.entries.get(entry.spec) is entry:
+        if not hasattr(entry, "out") and self.entries.get(entry.spec) is entry:
             self.drop(entry.spec)
 
     def clear(self) -> None:
@@ -228,7 +230,7 @@ class Function:
         self.options = options
         self.keeps_arrays = table is not None
         # As metadata of a pytree node, copies of a wrapper that JAX unflattens compare by this.
-        self.key = static_key(options), spec
+        self.key = options[:4], static_key(options.jit_arguments), spec
         # A frozen function's spec holds its arrays, which nothing else is to hold.
         self.table = table or _tables_of(fun).get(
             # Much code wraps where it calls, and reading a signature takes longer than such a call.
@@ -295,8 +297,8 @@ class _Tables:
 
     def __init__(self, owner: object | None):
         self.owner = None if owner is None else weakref.ref(owner)
-        #: Of each the references that drop it, and when it was last used.
-        self.by_key: dict[Hashable, list[Any]] = {}
+        #: Of each also the references that drop it.
+        self.by_key: dict[Hashable, tuple[Table, Any]] = {}
 
     def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
         """Return the table of a key, which is made if there is none."""
@@ -304,10 +306,9 @@ class _Tables:
         found = self.by_key.get(key)
         if found is None:
             # Another thread may be first.
-            found = self.by_key.setdefault(key, [make(), watch(self, key), 0])
-        found[2] = next(_clock)
-        while len(self.by_key) > _MAX_TABLES:
-            self.drop(min(list(self.by_key.items()), key=lambda item: item[1][2])[0])
+            found = self.by_key.setdefault(key, (make(), watch(self, key)))
+            for oldest in list(self.by_key)[:-_MAX_TABLES]:
+                self.drop(oldest)
         return found[0]
 
     def drop(self, key: Hashable) -> None:
@@ -319,7 +320,6 @@ class _Tables:
         return type(None), ()
 
 
-_clock = itertools.count()
 _lock = threading.RLock()
 # Those of what has no function below it, such as a Module.
 _shared = _Tables(None)
