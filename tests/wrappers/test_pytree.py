@@ -16,6 +16,7 @@ import pytest
 import eqxjit
 from tests.support.callables import every_callable
 from tests.support.helpers import assert_same, outcome
+from tests.support.inside import clear_tables
 from tests.support.models import arrays
 from tests.support.sides import CALLS, both
 

@@ -171,9 +171,12 @@ class CallHandler:
     def link(self) -> None:
         """Have the wrapper try the fast paths that there are now, in generated Python."""
         table, wrapper = self.table, self.wrapper()
+        # Unlike a `WeakSet`, this runs no Python when one dies: what a signal handler raises there
+        # is lost.
+        ref = weakref.ref(self, table.linked.discard)
         with table.lock:
-            if wrapper is not None and self not in table.linked:
-                table.linked.add(self)
+            if wrapper is not None and ref not in table.linked:
+                table.linked.add(ref)
                 link(wrapper, self)
 
     def unlink(self) -> None:

@@ -97,7 +97,7 @@ class Table:
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The handlers of wrappers that call all of these, in generated Python.
-        self.linked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.linked: set[weakref.ref[Any]] = set()
         #: Of calls of the slow path, and of fast paths that were removed.
         self.n_hits = 0
         self._n_slow = 0
@@ -193,8 +193,9 @@ class Table:
                     self._unlink()
 
     def _unlink(self) -> None:
-        for handler in [*self.linked]:
-            handler.unlink()
+        for handler in [ref() for ref in self.linked.copy()]:
+            if handler is not None:
+                handler.unlink()
         self.linked.clear()
 
     def info(self) -> CacheInfo:
