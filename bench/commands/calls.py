@@ -14,13 +14,12 @@ import math
 import os
 
 import jax
-from rich.progress import track
 
 import eqxjit
 
 from ..harness.environment import record
-from ..harness.measure import chosen, effort, options
-from ..harness.printing import table_of, wide_console
+from ..harness.measure import chosen, options
+from ..harness.printing import console, progress, show
 from ..harness.processes import figures_of
 from ..models.workloads import WORKLOADS, Workload
 
@@ -34,20 +33,16 @@ Seconds = dict[str, list[float]]  # by competitor and round
 
 def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report and write."""
-    args = options("calls", __doc__, rounds=21).parse_args(argv)
-    console = wide_console()
-    # As in the processes of the workloads: the setting is recorded.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    args = options("calls", __doc__, argv, rounds=21)
 
     if not eqxjit.native_enabled():
         console.print("No native back end here: eqxjit's column is generated Python's.")
-    rounds, seconds = effort(args)
     on_cpu = jax.default_backend() == "cpu"
     rows_here = {n: w for n, w in WORKLOADS.items() if on_cpu or w.devices == 1}
     workloads = chosen(rows_here, args)
     figures = {
-        name: _figures(name, workload, rounds, seconds)
-        for name, workload in track([*workloads.items()], "workloads", console=console)
+        name: _figures(name, workload, args.rounds, args.seconds)
+        for name, workload in progress(workloads.items(), "workloads")
     }
 
     times: dict[str, Microseconds] = {}
@@ -66,12 +61,12 @@ def main(argv: list[str]) -> int:
         for name, row in times.items()
     ]
     columns = ("workload", *COMPETITORS, "of floor", "of jit", "of eqx")
-    console.print(table_of("µs per call, best round", columns, rows))
+    show("µs per call, best round", columns, rows)
     report = {
         name: {"group": workload.group, "best_us": times[name]}
         for name, workload in workloads.items()
     }
-    record("calls", {"rounds": rounds, "workloads": report}, args)
+    record("calls", {"rounds": args.rounds, "workloads": report}, args)
     return 0
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..harness.printing import table_of, wide_console
+from ..harness.printing import show
 from ..harness.records import ROOT, Times
 
 OTHERS = ("floor", "eqx", "jax.jit, closure")  # the first that a row has is the measure
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         if way in after and way not in OTHERS and not way.startswith(("jit", "scan", "equinox"))
     ]
     columns = ("row", "before", "after", "after / before", "of others")
-    wide_console().print(table_of(" ".join(args.command), columns, lines))
+    show(" ".join(args.command), columns, lines)
     return 0
 
 

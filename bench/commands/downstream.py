@@ -5,47 +5,45 @@ does some work there under both; results and errors must be the same, to the las
 """
 
 import inspect
-import json
 import os
 import re
 import subprocess
-import sys
 import venv
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
+import eqxjit
 
 from ..harness.environment import record
 from ..harness.measure import chosen, options
-from ..harness.printing import table_of
+from ..harness.printing import console, progress, show
+from ..harness.processes import figures_of
 from ..harness.records import ROOT
 from ..probes.downstream import WORK
 
 _PINS = ROOT / "bench" / "downstream.txt"
 SIDES = ("equinox", "eqxjit")
-# For the example of parallelism.
-_EIGHT_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
 def main(argv: list[str]) -> int:
     """Install, run each package's work under both, compare, report, write."""
-    parser = options("downstream", __doc__)
-    parser.add_argument(
-        "--environment",
-        type=Path,
-        default=ROOT / "build" / "downstream",
-        help="where to install the packages (build/downstream)",
-    )
-    args = parser.parse_args(argv)
-    console = Console()
-
-    python = _installed(args.environment, console)
+    args = options("downstream", __doc__, argv)
+    python = _installed()
     versions = pinned()
+    # Not installed there, but as it is here. The example of parallelism has eight devices.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(inspect.getfile(eqxjit)).parents[1]),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
     rows: dict[str, dict[str, Any]] = {}
-    for package in track([*chosen(WORK, args)], "packages", console=console):
-        found = {side: _run(python, package, side) for side in SIDES}
+    for package in progress(chosen(WORK, args), "packages"):
+        found = {
+            side: figures_of(
+                "bench.probes.downstream", package, side, environment=environment, python=python
+            )
+            for side in SIDES
+        }
         rows[package] = {
             "version": versions.get(package, versions["equinox"]),
             "calls": found["equinox"]["calls"],
@@ -54,7 +52,7 @@ def main(argv: list[str]) -> int:
         }
     columns = ("package or example", "version", "calls", "left to Equinox", "same outcomes")
     lines = [(name, *row.values()) for name, row in rows.items()]
-    console.print(table_of("packages built on Equinox, under both", columns, lines))
+    show("packages built on Equinox, under both", columns, lines)
     record("downstream", {"installed": versions, "packages": rows}, args)
     return 0 if all(row["same"] and not row["calls_left"] for row in rows.values()) else 1
 
@@ -65,8 +63,9 @@ def pinned() -> dict[str, str]:
     return {name.lower(): version for name, version in pins}
 
 
-def _installed(environment: Path, console: Console) -> Path:
+def _installed() -> str:
     """The interpreter of an environment that has the pinned packages."""
+    environment = ROOT / "build" / "downstream"
     python = environment / "bin" / "python"
     stamp = environment / "installed.txt"
     if not stamp.exists() or stamp.read_text() != _PINS.read_text():
@@ -75,22 +74,4 @@ def _installed(environment: Path, console: Console) -> Path:
         command = [str(python), "-m", "pip", "install", "--quiet", "-r", str(_PINS)]
         subprocess.run(command, check=True)
         stamp.write_text(_PINS.read_text())
-    return python
-
-
-def _run(python: Path, package: str, side: str) -> dict[str, Any]:
-    """What the probe prints, run by that interpreter, with eqxjit as it is here."""
-    import eqxjit
-
-    # Not installed there: found by its path.
-    paths = [str(ROOT), str(Path(inspect.getfile(eqxjit)).parents[1])]
-    finished = subprocess.run(
-        [str(python), "-m", "bench.probes.downstream", package, side],
-        env={**os.environ, **_EIGHT_DEVICES, "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if finished.returncode:
-        sys.exit(f"{package} under {side} failed:\n{finished.stderr}")
-    return json.loads(finished.stdout.splitlines()[-1])
+    return str(python)

@@ -199,18 +199,15 @@ def group_table(name: str, *ways: str) -> str:
 def gpu_table(name: str) -> str:
     """Tabulate rows of `bench calls` or `training` on a GPU, beside those on a CPU."""
     ways = ("eqx", "eqxjit", "packed" if name == "training" else "floor")
-    here, there = rows(name), rows(name, "gpu")
+    there, here = rows(name, "gpu"), rows(name)
     shown = SHOWN if name == "calls" else {row: row for row in there}
-    both = {
-        label: {"GPU": there[row], "CPU": here[row]}
+    lines = [
+        (label, *(_us(times[row][way]) for times in (there, here) for way in ways))
         for row, label in shown.items()
         if row in there and row in here
-    }
-    found = {
-        label: {f"{way}, {side}": times[way] for side, times in sides.items() for way in ways}
-        for label, sides in both.items()
-    }
-    return _times_table("µs", found, *(f"{way}, {side}" for side in ("GPU", "CPU") for way in ways))
+    ]
+    columns = (f"{LABELS[way]}, {side}" for side in ("GPU", "CPU") for way in ways)
+    return _table(("µs", *columns), lines)
 
 
 def shapes_table() -> str:
@@ -324,11 +321,8 @@ def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def _times_table(unit: str, times: Mapping[str, Times], *ways: str) -> str:
     """Tabulate rows of times by the ways that are named, or the usual three."""
     ways = ways or ("eqx", "eqxjit", "floor")
-    columns = [
-        ", ".join([LABELS[name], *more]) for name, *more in (way.split(", ") for way in ways)
-    ]
     lines = [(row, *(_us(found.get(way)) for way in ways)) for row, found in times.items()]
-    return _table((unit, *columns), lines)
+    return _table((unit, *(LABELS[way] for way in ways)), lines)
 
 
 def _span(values: Sequence[float], form: str) -> str:

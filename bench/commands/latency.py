@@ -2,13 +2,12 @@
 
 All on one thread with synchronous dispatch, each call timed by itself, on a GPU until its result is
 there. Garbage is collected as in a careful server, that is, without the objects that were there at
-the start (`gc.freeze`). The peers run on a CPU alone.
+the start (`gc.freeze`). The peers run on a CPU alone, and need the extra `peers`.
 """
 
 import contextlib
 import gc
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterable
@@ -21,11 +20,10 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import numpy as np
 from rich.markup import escape
-from rich.progress import track
 
 from ..harness.environment import record
-from ..harness.measure import agree, chosen, effort, options
-from ..harness.printing import table_of, wide_console
+from ..harness.measure import agree, chosen, options
+from ..harness.printing import console, progress, show
 from ..models.inference import CLOSURE, FLATTENED, MODELS, Cases, FixedModel, jax_cases
 
 CALLS = 500  # of each competitor, each round
@@ -33,22 +31,18 @@ PERCENTILES = (50, 99, 99.9)
 
 Percentiles = dict[str, list[float]]  # microseconds, by competitor
 
-# How other packages call the model: where that is written, and what it needs.
-TORCH = ("torch",)
+# How other packages call the model: the module of `bench.peers`, and the function in it.
 PEERS = {
-    "ONNX Runtime": ("onnx", "onnx_runtime", ("onnxruntime", "onnx", "onnxscript", "torch")),
-    "PyTorch": ("pytorch", "eager", TORCH),
-    "torch.jit.freeze": ("pytorch", "jit_freeze", TORCH),
-    "torch.compile": ("pytorch", "compiled", TORCH),
+    "ONNX Runtime": ("onnx", "onnx_runtime"),
+    "PyTorch": ("pytorch", "eager"),
+    "torch.jit.freeze": ("pytorch", "jit_freeze"),
+    "torch.compile": ("pytorch", "compiled"),
 }
 
 
 def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report and write."""
-    args = options("latency", f"{__doc__}\n{CALLS} calls a round.", rounds=100).parse_args(argv)
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    console = wide_console(150)
-    rounds, _ = effort(args)
+    args = options("latency", f"{__doc__}\n{CALLS} calls a round.", argv, rounds=100)
     models = chosen(MODELS, args)
 
     skipped: dict[str, str] = {}
@@ -58,7 +52,7 @@ def main(argv: list[str]) -> int:
         cases[name] = jax_cases(fixed) | _peers(fixed, skipped)
         with _surroundings():
             agree(cases[name], CLOSURE, 3, rtol=1e-4, atol=1e-5)
-    times = _times(cases, track(range(rounds), "rounds", console=console, transient=True))
+    times = _times(cases, progress(range(args.rounds), "rounds"))
 
     columns = ("", *(f"p{p:g}" for p in PERCENTILES), "p50, of closure", "p50, of flattened")
     for name, rows in times.items():
@@ -66,11 +60,11 @@ def main(argv: list[str]) -> int:
             (way, *us, us[0] / rows[CLOSURE][0], us[0] / rows[FLATTENED][0])
             for way, us in rows.items()
         ]
-        console.print(table_of(f"{name}: µs per call", columns, lines))
+        show(f"{name}: µs per call", columns, lines)
     for peer, reason in skipped.items():
         console.print(f"[yellow]skipped[/]: {peer} ({escape(reason)})")
     report = {
-        "calls": rounds * CALLS,
+        "calls": args.rounds * CALLS,
         "percentiles": PERCENTILES,
         "models": {name: {"us": rows} for name, rows in times.items()},
         "skipped": skipped,
@@ -81,20 +75,16 @@ def main(argv: list[str]) -> int:
 
 def _peers(fixed: FixedModel, skipped: dict[str, str]) -> Cases:
     cases: Cases = {}
-    for name, (module, function, packages) in PEERS.items():
+    for name, (module, function) in PEERS.items():
         if jax.default_backend() != "cpu":
             skipped[name] = "runs on a CPU here"
-            continue
-        missing = [package for package in packages if importlib.util.find_spec(package) is None]
-        if missing:
-            skipped[name] = f'no {", ".join(missing)}: pip install -e ".[bench,peers]"'
         if name in skipped:
             continue
-        peer = importlib.import_module(f"bench.peers.{module}")
         try:
+            peer = importlib.import_module(f"bench.peers.{module}")
             cases[name] = getattr(peer, function)(fixed)
         except Exception as error:
-            # It may lack a compiler, say: that is no reason to time nobody.
+            # It may not be installed, or lack a compiler: that is no reason to time nobody.
             skipped[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     return cases
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Mapping
 from html import escape
 
-from ..harness.records import rows
+from ..harness.records import Times, rows
 
 TEXT = "#767c85"
 WIDTH, BAR, GAP, FONT = 560, 20, 4, 17
@@ -27,62 +27,56 @@ COLOURS = {
 Bars = Mapping[str, Mapping[str, float]]  # by heading and label
 
 
-def overview(platform: str = "cpu") -> str:
+# The rows of `bench calls` in the overview, by what they are called there.
+OVERVIEW = {
+    "MLP 32": "MLP",
+    "GRUCell": "GRU step",
+    "MLP + adam": "MLP + adam step",
+    "transformer": "transformer of 12 blocks",
+}
+
+
+def overview(platform: str) -> str:
     """Draw calls of a few workloads, as multiples of the floor."""
     labels = {"eqx": "Equinox", "jit": "jax.jit on trees", "eqxjit": "eqxjit"}
-    headings = {
-        "MLP 32": "MLP",
-        "GRUCell": "GRU step",
-        "MLP + adam": "MLP + adam step",
-        "transformer": "transformer of 12 blocks",
-    }
-    title = f"Time of a call{_on(platform)}, as a multiple of the floor"
-    return _drawn(title, _over_floor("calls", headings, labels, platform))
+    found = {heading: rows("calls", platform)[row] for row, heading in OVERVIEW.items()}
+    return _over_floor("call", found, labels, platform)
 
 
-def training(platform: str = "cpu") -> str:
+def training(platform: str) -> str:
     """Draw steps of training, as multiples of the floor."""
     labels = {"eqx": "Equinox", "eqxjit": "eqxjit", "packed": "eqxjit, packed"}
-    headings = {name: name for name in rows("training", platform)}
-    title = f"Time of a step{_on(platform)}, as a multiple of the floor"
-    return _drawn(title, _over_floor("training", headings, labels, platform))
+    return _over_floor("step", rows("training", platform), labels, platform)
 
 
 def latency() -> str:
     """Draw calls of models whose weights stay, in microseconds."""
-    labels = {
-        "equinox.filter_jit": "Equinox",
-        "ONNX Runtime": "ONNX Runtime",
-        "eqxjit.freeze": "eqxjit.freeze",
-    }
+    ways = ("equinox.filter_jit", "ONNX Runtime", "eqxjit.freeze")
     bars = {
-        model: {label: ways[way] for way, label in labels.items() if way in ways}
-        for model, ways in rows("latency").items()
+        model: {way.replace("equinox.filter_jit", "Equinox"): us[way] for way in ways if way in us}
+        for model, us in rows("latency").items()
     }
     return _drawn("Median time of a call, µs", bars)
 
 
 PICTURES: dict[str, Callable[[], str]] = {
-    "overview": overview,
+    "overview": functools.partial(overview, "cpu"),
     "overview-gpu": functools.partial(overview, "gpu"),
-    "training": training,
+    "training": functools.partial(training, "cpu"),
     "training-gpu": functools.partial(training, "gpu"),
     "latency": latency,
 }
 
 
-def _on(platform: str) -> str:
-    return " on a GPU" if platform == "gpu" else ""
-
-
 def _over_floor(
-    record: str, headings: Mapping[str, str], labels: Mapping[str, str], platform: str = "cpu"
-) -> Bars:
-    return {
-        heading: {label: times[way] / times["floor"] for way, label in labels.items()}
-        for name, heading in headings.items()
-        for times in [rows(record, platform)[name]]
+    what: str, found: Mapping[str, Times], labels: Mapping[str, str], platform: str
+) -> str:
+    where = " on a GPU" if platform == "gpu" else ""
+    bars = {
+        heading: {label: us[way] / us["floor"] for way, label in labels.items()}
+        for heading, us in found.items()
     }
+    return _drawn(f"Time of a {what}{where}, as a multiple of the floor", bars)
 
 
 def _drawn(title: str, bars: Bars) -> str:

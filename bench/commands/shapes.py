@@ -7,12 +7,9 @@ which the competitors take turns. With `EQXJIT_NATIVE=0` eqxjit is generated Pyt
 
 from statistics import fmean
 
-import jax
-from rich.progress import track
-
 from ..harness.environment import record
-from ..harness.measure import chosen, effort, options
-from ..harness.printing import table_of, wide_console
+from ..harness.measure import chosen, options
+from ..harness.printing import progress, show
 from ..harness.processes import figures_of
 from ..models.shape_rows import ROWS
 
@@ -21,34 +18,22 @@ COMPETITORS = ("floor", "jit", "eqx", "eqxjit")
 
 def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report and write."""
-    args = options("shapes", __doc__, rounds=16).parse_args(argv)
-    console = wide_console()
-    # As in the processes of the rows: the setting is recorded.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    args = options("shapes", __doc__, argv, rounds=16)
 
-    rounds, seconds = effort(args)
-    best = {
-        name: _microseconds(name, rounds, seconds)
-        for name in track([*chosen(ROWS, args)], "rows", console=console, transient=True)
-    }
+    best: dict[str, dict[str, dict[str, float]]] = {}
+    for name in progress(chosen(ROWS, args), "rows"):
+        figures = figures_of("bench.probes.shapes", name, str(args.rounds), str(args.seconds))
+        # The mean, over the shapes, of the best round.
+        best[name] = {
+            column: {way: 1e6 * fmean(map(min, shapes)) for way, shapes in ways.items()}
+            for column, ways in figures.items()
+        }
     lines = [
         (name, column, *(us[each] for each in COMPETITORS), us["eqxjit"] / us["eqx"])
         for name, columns in best.items()
         for column, us in columns.items()
     ]
     columns = ("row", "shapes", *COMPETITORS, "eqxjit / eqx")
-    console.print(table_of("µs per call, best round", columns, lines))
-    record("shapes", {"rounds": rounds, "best_us": best}, args)
+    show("µs per call, best round", columns, lines)
+    record("shapes", {"rounds": args.rounds, "best_us": best}, args)
     return 0
-
-
-def _microseconds(name: str, rounds: int, seconds: float) -> dict[str, dict[str, float]]:
-    """By column and competitor: the mean, over the shapes, of the best round."""
-    figures = figures_of("bench.probes.shapes", name, str(rounds), str(seconds))
-    return {
-        column: {
-            competitor: 1e6 * fmean(min(rounds) for rounds in shapes)
-            for competitor, shapes in by_competitor.items()
-        }
-        for column, by_competitor in figures.items()
-    }

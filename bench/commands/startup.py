@@ -11,12 +11,9 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
-import jax
-from rich.progress import track
-
 from ..harness.environment import record
 from ..harness.measure import chosen, options
-from ..harness.printing import table_of, wide_console
+from ..harness.printing import progress, show
 from ..harness.processes import figures_of
 from ..probes.startup import PROBES, Figures
 from ..probes.ways_to_start import MODELS
@@ -40,12 +37,9 @@ WAYS = (
 
 def main(argv: list[str]) -> int:
     """Run every probe under each competitor, and every way, in turn; report and write."""
-    args = options("startup", __doc__, rounds=3).parse_args(argv)
-    console = wide_console(110)
-    # As in the processes: the setting is recorded.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    args = options("startup", __doc__, argv, rounds=3)
     rounds = 1 if args.quick else args.rounds
-    rows = chosen({**dict.fromkeys(PROBES), **MODELS, EXPLANATIONS: None}, args)
+    rows = chosen(dict.fromkeys([*PROBES, *MODELS, EXPLANATIONS], None), args)
 
     probes: dict[str, dict[str, dict[str, float]]] = {}
     names = [name for name in PROBES if name in rows]
@@ -57,7 +51,7 @@ def main(argv: list[str]) -> int:
         for name in COMPETITORS[:: -1 if n % 2 else 1]
         if name != "floor" or probe not in WITHOUT_FLOOR
     ]
-    for probe, name in track(runs, "probes", console=console, transient=True):
+    for probe, name in progress(runs, "probes"):
         for figure, seconds in _probe(probe, name).items():
             best = probes.setdefault(probe, {}).setdefault(figure, {})
             best[name] = min(seconds, best.get(name, seconds))
@@ -71,27 +65,29 @@ def main(argv: list[str]) -> int:
             for probe, figures in probes.items()
             for figure, best in figures.items()
         ]
-        console.print(table_of("milliseconds", ("", *COMPETITORS, "eqxjit / eqx"), lines))
+        show("milliseconds", ("", *COMPETITORS, "eqxjit / eqx"), lines)
 
     ways: dict[str, dict[str, Figures]] = {}
     for model in (name for name in MODELS if name in rows):
-        ways[model] = _ways(model, track(range(rounds), model, console=console, transient=True))
+        ways[model] = _ways(model, progress(range(rounds), model))
         lines = [(way, *figures.values()) for way, figures in ways[model].items()]
         columns = ("", *next(iter(ways[model].values())))
-        console.print(table_of(f"{model}: seconds, phases of both added up", columns, lines))
+        show(f"{model}: seconds, phases of both added up", columns, lines)
 
-    costs: dict[str, dict[str, float]] = {}
-    if EXPLANATIONS in rows:
-        for _ in track(range(rounds), EXPLANATIONS, console=console, transient=True):
-            found = figures_of("bench.probes.diagnostics", "5" if args.quick else "40")
-            for row, figures in found.items():
-                best = costs.setdefault(row, figures)
-                best |= {side: min(seconds, best[side]) for side, seconds in figures.items()}
+    costs: dict[str, Figures] = {}
+    for _ in progress(range(rounds if EXPLANATIONS in rows else 0), EXPLANATIONS):
+        found: dict[str, Figures] = figures_of(
+            "bench.probes.diagnostics", "5" if args.quick else "40"
+        )
+        for row, figures in found.items():
+            best = costs.get(row, figures)
+            costs[row] = {side: min(figures[side], best[side]) for side in figures}
+    if costs:
         lines = [
-            (row, 1e3 * best["on"], 1e3 * best["off"], best["on"] / best["off"])
+            (row, *(1e3 * seconds for seconds in best.values()), best["on"] / best["off"])
             for row, best in costs.items()
         ]
-        console.print(table_of("milliseconds of CPU time", ("", "on", "off", "on / off"), lines))
+        show("milliseconds of CPU time", ("", "on", "off", "on / off"), lines)
     report = {"rounds": rounds, "probes": probes, "ways": ways, "diagnostics": costs}
     record("startup", report, args)
     return 0

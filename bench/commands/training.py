@@ -18,42 +18,35 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from rich.progress import track
-from rich.table import Table
 
 from ..harness.environment import record
-from ..harness.measure import Case, Race, chosen, effort, options
-from ..harness.printing import table_of, wide_console
+from ..harness.measure import Case, Race, chosen, options
+from ..harness.printing import progress, show
 from ..models.training_steps import SCANNED, carry_of, ways
 from ..models.training_tasks import TASKS, Task
 
 
 def main(argv: list[str]) -> int:
     """Check that all ways agree, time them, report and write."""
-    parser = options("training", __doc__, rounds=15)
-    parser.add_argument("--first-calls", type=int, default=2, help="of each, the fastest counts")
-    args = parser.parse_args(argv)
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    console = wide_console(120)
+    args = options("training", __doc__, argv, rounds=15)
 
-    rounds, seconds = effort(args)
-    first_calls = 1 if args.quick else args.first_calls
+    first_calls = 1 if args.quick else 2  # of each, the fastest counts
     rows: dict[str, dict[str, Any]] = {}
     for name, build in chosen(TASKS, args).items():
         task = build()
         first = _first_calls(task, first_calls)
         cases = ways(task)
         _check(name, cases)
-        race = Race(cases, seconds)
-        for _ in track(range(rounds), name, console=console, transient=True):
+        race = Race(cases, args.seconds)
+        for _ in progress(range(args.rounds), name):
             race.round()
         us = race.microseconds()
         us["scan"] /= SCANNED
         arrays = eqx.filter(carry_of(task, task.model), eqx.is_array)
         n_arrays = len(jax.tree.leaves(arrays))
         rows[name] = {"arrays": n_arrays, "us": us, "first_call_s": first}
-        console.print(_table(name, rows[name]))
-    record("training", {"rounds": rounds, "tasks": rows}, args)
+        _show(name, rows[name])
+    record("training", {"rounds": args.rounds, "tasks": rows}, args)
     return 0
 
 
@@ -86,7 +79,7 @@ def _check(name: str, cases: dict[str, Case]) -> None:
         np.testing.assert_allclose(loss, expected, rtol=1e-3, err_msg=f"{name}: {way}")
 
 
-def _table(name: str, row: dict[str, Any]) -> Table:
+def _show(name: str, row: dict[str, Any]) -> None:
     us, first = row["us"], row["first_call_s"]
     lines = [
         (
@@ -100,4 +93,4 @@ def _table(name: str, row: dict[str, Any]) -> Table:
         for way in us
     ]
     columns = ("way", "µs", "of floor", "of eqxjit", "first call, s", "of eqxjit")
-    return table_of(f"{name}: a step, {row['arrays']} arrays", columns, lines)
+    show(f"{name}: a step, {row['arrays']} arrays", columns, lines)

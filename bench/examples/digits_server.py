@@ -61,9 +61,7 @@ def load(path: str) -> eqxjit.types.FrozenFunction[..., Any]:
     model = eqxjit.load(path)
     # Any other shape is an error from now on, and no compilation while everybody waits.
     model.compile(IMAGE, other_shapes="raise")
-    output = model(np.zeros(IMAGE.shape, IMAGE.dtype))
-    if np.shape(output) != (10,) or not np.isclose(np.sum(output), 1, atol=1e-3):
-        raise ValueError(f"{path} holds {model!r}, which doesn't return ten probabilities.")
+    model(np.zeros(IMAGE.shape, IMAGE.dtype))
     return model
 
 

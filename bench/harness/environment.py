@@ -24,12 +24,15 @@ PACKAGES = "eqxjit jax jaxlib equinox numpy optax diffrax lineax optimistix onnx
 
 def facts() -> dict[str, Any]:
     """Commit, command, versions, machine and settings, ready for JSON."""
+    installed = {d.name.lower(): d.version for d in importlib.metadata.distributions()}
     return {
         "commit": _commit(),
         "command": f"python -m bench {' '.join(sys.argv[1:])}",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()}
-        | {p: _version(p) for p in PACKAGES.split()},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: installed.get(name, "not installed") for name in PACKAGES.split()},
+        },
         "machine": {
             "processor": _processor(),
             "logical_cpus": psutil.cpu_count(),
@@ -72,13 +75,6 @@ def _commit() -> str:
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _processor() -> str:

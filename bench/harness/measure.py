@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 Clock = Callable[[], float]
 
@@ -141,41 +139,33 @@ class Race:
         return {name: min(figures) * 1e6 for name, figures in self.figures.items()}
 
 
-def race_all(
-    builders: Mapping[str, Callable[[], Mapping[str, Case]]],
-    rounds: int,
-    console: Console,
-    seconds: float = 0.03,
-    clock: Clock = time.perf_counter,
-) -> dict[str, Race]:
-    """A race for each group of cases. All groups take part in each round.
-
-    A slow minute of the machine then costs none its minimum.
-    """
-    groups = track([*builders.items()], "compiling, checking", console=console, transient=True)
-    races = {name: Race(build(), seconds, clock) for name, build in groups}
-    for _ in track(range(rounds), "rounds", console=console, transient=True):
-        for race in races.values():
-            race.round()
-    return races
-
-
 def options(
-    command: str, description: str | None, rounds: int | None = None
-) -> argparse.ArgumentParser:
-    """The options that the commands have in common; those of timing, where there are rounds."""
+    command: str,
+    description: str | None,
+    argv: list[str],
+    rounds: int | None = None,
+    seconds: float = 0.03,
+) -> argparse.Namespace:
+    """Parse the options that the commands have in common; those of timing, if there are rounds.
+
+    `seconds` is how long a case runs in each. What is timed is dispatched synchronously, here and
+    in its processes: the setting is recorded.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m bench {command}", description=description)
     parser.set_defaults(quick=False)
     if rounds:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"of timing ({rounds})")
-        parser.add_argument(
-            "--quick", action="store_true", help="a short run, to see that it works"
-        )
+        parser.add_argument("--quick", action="store_true", help="a short run: does it work?")
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names have this")
     parser.add_argument(
         "--output", type=Path, help="folder for the record (bench/results, if all is measured)"
     )
-    return parser
+    args = parser.parse_args(argv)
+    args.seconds = seconds
+    if args.quick:
+        args.rounds, args.seconds = 2, seconds / 6
+    return args
 
 
 Named = TypeVar("Named")
@@ -188,11 +178,6 @@ def chosen(rows: Mapping[str, Named], args: argparse.Namespace) -> dict[str, Nam
     if not found:
         raise SystemExit(f"There is no such row. There are: {', '.join(rows)}")
     return found
-
-
-def effort(args: argparse.Namespace, seconds: float = 0.03) -> tuple[int, float]:
-    """How many rounds, and for how many seconds a case runs in each."""
-    return (2, seconds / 6) if args.quick else (args.rounds, seconds)
 
 
 def _calls_within(loop: Callable[[int], float], seconds: float) -> int:

@@ -10,16 +10,21 @@ from typing import Any
 from .records import ROOT
 
 
-def figures_of(module: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> Any:
+def figures_of(
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str] = os.environ,
+    python: str = sys.executable,
+) -> Any:
     """What `python -m module arguments...` prints last, as JSON, in this environment.
 
     **Raises:**
 
     - `SystemExit`, with its standard error, if it fails.
     """
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     finished = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [python, "-m", module, *arguments],
         env={**environment, "PYTHONPATH": path},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,

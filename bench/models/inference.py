@@ -98,7 +98,10 @@ def jax_cases(fixed: FixedModel) -> Cases:
         return eqx.combine(jtu.tree_unflatten(treedef, weights), static)(x)
 
     flat = {"f": jax.jit(on_list), "weights": weights}
+    on_packed = eqxjit.filter_jit(lambda p, x: p.unpack()(x))
+    packed = {"f": on_packed, "p": eqxjit.pack(model, optimizer=None)}
     frozen = eqxjit.freeze(model)
+    numpy = {"f": eqxjit.freeze(model), "asarray": np.asarray}
     ahead = eqxjit.freeze(model)
     ahead.compile(jax.ShapeDtypeStruct(x.shape, x.dtype), other_shapes="raise")
     return {
@@ -108,11 +111,11 @@ def jax_cases(fixed: FixedModel) -> Cases:
         "equinox.filter_jit, bound": fixed.case("f(x)", {"f": eqx.filter_jit(model)}, x),
         "eqxjit.filter_jit": fixed.case("f(m, x)", {"f": eqxjit.filter_jit(call), "m": model}, x),
         "eqxjit.filter_jit, bound": fixed.case("f(x)", {"f": eqxjit.filter_jit(model)}, x),
-        "eqxjit.filter_jit, packed": fixed.case("f(p, x)", _packed(model), x),
+        "eqxjit.filter_jit, packed": fixed.case("f(p, x)", packed, x),
         FROZEN: fixed.case("f(x)", {"f": frozen}, x),
         f"{FROZEN}, ahead of time": fixed.case("f(x)", {"f": ahead}, x),
         f"{FROZEN}, saved, loaded": fixed.case("f(x)", {"f": _saved_and_loaded(frozen, x)}, x),
-        f"{FROZEN}, NumPy": fixed.case("asarray(f(x))", _with_numpy(model), np.asarray(x)),
+        f"{FROZEN}, NumPy": fixed.case("asarray(f(x))", numpy, np.asarray(x)),
     }
 
 
@@ -123,12 +126,3 @@ def _saved_and_loaded(
         path = os.path.join(folder, "model.eqxjit")
         frozen.save(path, x)
         return eqxjit.load(path)
-
-
-def _packed(model: Callable[[Any], Any]) -> dict[str, Any]:
-    packed_call = eqxjit.filter_jit(lambda p, x: p.unpack()(x))
-    return {"f": packed_call, "p": eqxjit.pack(model, optimizer=None)}
-
-
-def _with_numpy(model: Callable[[Any], Any]) -> dict[str, Any]:
-    return {"f": eqxjit.freeze(model), "asarray": np.asarray}

@@ -1,7 +1,7 @@
 """The rows of `bench statics`: calls with the static values that programs pass.
 
-To add a row, write a function from a `filter_jit` to a `Case` and enter it in `ROWS`, or in
-`SERIES` where it takes a size. The function to jit is made in there, for no other row.
+A row is a function from a `filter_jit` to a `Case`. The function to jit is made in there, for no
+other row.
 """
 
 import dataclasses
@@ -75,7 +75,6 @@ class Chain(eqx.Module):
 
 
 IN_MODULE, AS_ARGUMENT = "in a Module", "as an argument"
-RECREATED = ", recreated"
 CHOICES = (*Mode, np.dtype("float32"), jnp.dtype("bfloat16"), jax.nn.relu, jax.nn.gelu, jnp.tanh)
 
 
@@ -258,13 +257,13 @@ def nnx_state(leaves: int) -> Row:
 
 SIZES, IN_TURN, DEPTHS = (5, 50, 1_000), (2, 8, 24, 64), (10, 100)
 
-#: What costs against its size: a line each in the picture, beside equal objects `RECREATED`.
-SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
+# What costs against its size.
+_SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     **{
         f"{name} {place}{suffix}": (functools.partial(row, kind, place), SIZES)
         for name, kind in KINDS.items()
         for place in kind.places
-        for suffix, row in (("", same), (RECREATED, recreated))
+        for suffix, row in (("", same), (", recreated", recreated))
     },
     "dict in a Module, in and out": (in_and_out, SIZES),
     "MLPs in turn": (models_in_turn, IN_TURN),
@@ -277,8 +276,13 @@ SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     "depth of dicts": (lambda depth: passed(_deep(depth, _in_dict)), DEPTHS),
 }
 
-#: Those without a size. Each is made when it is timed: some take seconds.
+#: What makes each row when it is timed: some take seconds.
 ROWS: Mapping[str, Callable[[], Row]] = {
+    **{
+        f"{series}: {size:,}": functools.partial(make, size)
+        for series, (make, sizes) in _SERIES.items()
+        for size in sizes
+    },
     "one dict of 50 in 50 layers": lambda: layers([_rates(50)] * 50),
     "a dict of 20 in each of 50 layers": lambda: layers([_rates(20) for _ in range(50)]),
     "a bound model with a dict of 50": lambda: bound(50),

@@ -19,13 +19,14 @@ DONATE = "all-except-first"
 
 
 def step_of(task: Task) -> Callable[..., Any]:
-    """A step `(batch, carry) -> (carry, loss)` on trees: model, state and optimiser state."""
+    """A step `(batch, carry) -> (carry, loss)`; the model and its state may be packed."""
 
     def step(batch: Any, carry: Any) -> Any:
         model, state, opt_state = carry
 
         def loss_of(model: Any) -> Any:
-            return task.loss(model, state, *batch)
+            loss, new = task.loss(_unpacked(model), _unpacked(state), *batch)
+            return loss, state.repack(new) if isinstance(state, eqxjit.Packed) else new
 
         (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model)
         weights = eqx.filter(model, eqx.is_inexact_array)
@@ -35,24 +36,8 @@ def step_of(task: Task) -> Callable[..., Any]:
     return step
 
 
-def packed_step_of(task: Task) -> Callable:
-    """The same, for a model and a state that are packed."""
-
-    def step(batch: Any, carry: Any) -> Any:
-        params, state, opt_state = carry
-
-        def loss_of(params: Any) -> Any:
-            if state is None:
-                return task.loss(params.unpack(), None, *batch)
-            loss, new = task.loss(params.unpack(), state.unpack(), *batch)
-            return loss, state.repack(new)
-
-        (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(params)
-        weights = eqx.filter(params, eqx.is_inexact_array)
-        updates, opt_state = task.optimizer.update(grads, opt_state, weights)
-        return (eqx.apply_updates(params, updates), state, opt_state), loss
-
-    return step
+def _unpacked(tree: Any) -> Any:
+    return tree.unpack() if isinstance(tree, eqxjit.Packed) else tree
 
 
 def carry_of(task: Task, model: Any) -> Any:
@@ -85,21 +70,23 @@ def ways(task: Task) -> Cases:
     packed = (params, state, opt_state)
     batches = jax.tree.map(lambda a: jnp.stack([a] * SCANNED), task.batch)
 
+    step = step_of(task)
+
     def jitted_step(step: Callable[..., Any], batch: Any, carry: Any) -> Cases:
         return jitted(step, {"batch": batch, "carry": carry}, OUTPUTS, donate=DONATE)
 
-    def kept(step: Callable[..., Any], carry: Any) -> Case:
+    def kept(carry: Any) -> Case:
         names = {"f": eqxjit.filter_jit(step), "batch": task.batch, "carry": carry}
         return Case("carry, loss = f(batch, carry)", lambda: names, OUTPUTS)
 
-    found = jitted_step(step_of(task), task.batch, carry)
+    found = jitted_step(step, task.batch, carry)
     return {
         "floor": found["floor"],
         "jit": found["jit"],
         "scan": jitted_step(scanned_step_of(task), batches, carry)["floor"],
         "eqx": found["eqx"],
         "eqxjit": found["eqxjit"],
-        "packed": jitted_step(packed_step_of(task), task.batch, packed)["eqxjit"],
-        "eqxjit, kept": kept(step_of(task), carry),
-        "packed, kept": kept(packed_step_of(task), packed),
+        "packed": jitted_step(step_of(task), task.batch, packed)["eqxjit"],
+        "eqxjit, kept": kept(carry),
+        "packed, kept": kept(packed),
     }

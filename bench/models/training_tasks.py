@@ -38,21 +38,6 @@ def _mlp_task(depth: int, width: int, optimizer: optax.GradientTransformation) -
     return Task(model, optimizer, _regression, (x, jnp.sin(x)))
 
 
-def mlp() -> Task:
-    """An MLP of 3 layers with adam: 19 arrays."""
-    return _mlp_task(2, 32, optax.adam(1e-3))
-
-
-def deep_mlp() -> Task:
-    """An MLP of 21 layers with adamw and clipping of the gradient's norm: 127 arrays."""
-    return _mlp_task(20, 32, optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)))
-
-
-def several_megabytes() -> Task:
-    """An MLP of 12 layers of width 256 with adam: 2.9 MB of weights."""
-    return _mlp_task(12, 256, optax.adam(1e-3))
-
-
 def gru() -> Task:
     """A GRU of width 32 over 16 steps with rmsprop, a batch of 4."""
     x = jr.normal(jr.key(1), (4, 16, 4))
@@ -82,10 +67,12 @@ def transformer() -> Task:
 
 
 TASKS: dict[str, Callable[[], Task]] = {
-    "MLP + adam": mlp,
-    "deep MLP + adamw": deep_mlp,
+    "MLP + adam": lambda: _mlp_task(2, 32, optax.adam(1e-3)),
+    "deep MLP + adamw": lambda: _mlp_task(
+        20, 32, optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    ),
     "GRU + rmsprop": gru,
     "CNN, BatchNorm + adam": conv_net,
     "transformer + adamw": transformer,
-    "several MB + adam": several_megabytes,
+    "several MB + adam": lambda: _mlp_task(12, 256, optax.adam(1e-3)),
 }

@@ -44,32 +44,21 @@ class Workload:
     asynchronous: bool = False  # as JAX dispatches by default
 
 
-def identity() -> Cases:
-    """The benchmark of equinox#973."""
-    arguments = {"model": eqx.nn.Identity(), "x": jnp.ones((1, 1))}
-    return jitted(call, arguments)
-
-
-def mlp(width: int) -> Cases:
-    """An MLP of three layers, one example."""
-    model, x = small_mlp(width), jnp.linspace(-1.0, 1.0, 4)
+def applied(model: Callable[[Any], Any], x: Array) -> Cases:
+    """A model on one example."""
     return jitted(call, {"model": model, "x": x})
 
 
-def gru() -> Cases:
-    """A GRU step, the hidden state fed back."""
-    cell = eqx.nn.GRUCell(4, 32, key=jr.key(0))
-    x, h = jnp.linspace(-1.0, 1.0, 4), jnp.zeros(32)
-    step = lambda cell, x, h: cell(x, h)  # noqa: E731
-    return jitted(step, {"cell": cell, "x": x, "h": h}, ("h",))
+def mlp(width: int) -> Cases:
+    """An MLP of three layers."""
+    return applied(small_mlp(width), jnp.linspace(-1.0, 1.0, 4))
 
 
-def lstm() -> Cases:
-    """An LSTM step, hidden and cell state fed back."""
-    cell = eqx.nn.LSTMCell(4, 32, key=jr.key(0))
-    x, hc = jnp.linspace(-1.0, 1.0, 4), (jnp.zeros(32), jnp.zeros(32))
-    step = lambda cell, x, hc: cell(x, hc)  # noqa: E731
-    return jitted(step, {"cell": cell, "x": x, "hc": hc}, ("hc",))
+def recurrent(cell: Any, state: Any) -> Cases:
+    """A step of a recurrent network, its state fed back."""
+    step = lambda cell, x, state: cell(x, state)  # noqa: E731
+    arguments = {"cell": cell, "x": jnp.linspace(-1.0, 1.0, 4), "state": state}
+    return jitted(step, arguments, ("state",))
 
 
 def _training(
@@ -100,14 +89,8 @@ def conv_net() -> Cases:
     return jitted(batch_forward, arguments, ("state", "logits"))
 
 
-def transformer() -> Cases:
-    """A transformer of 12 small blocks, 8 tokens."""
-    model, x = Transformer(key=jr.key(0)), jr.normal(jr.key(1), (8, 16))
-    return jitted(call, {"model": model, "x": x})
-
-
 def transformer_training() -> Cases:
-    """An adamw step of that transformer on a batch of 2."""
+    """An adamw step of a transformer of 12 small blocks on a batch of 2."""
     model, optimizer = Transformer(key=jr.key(0)), optax.adamw(1e-3)
     x = jr.normal(jr.key(1), (2, 8, 16))
     return _training(model, optimizer, x, jnp.sin(x))
@@ -126,7 +109,7 @@ def bound_model() -> Cases:
         f = filter_jit(model)
         return Case("out = f(x)", lambda: {"f": f, "x": x})
 
-    return _styled(bound, jitted(call, {"model": model, "x": x}))
+    return _styled(bound, applied(model, x))
 
 
 def method() -> Cases:
@@ -144,7 +127,7 @@ def method() -> Cases:
         model = Model(mlp)
         return Case("out = model.step(x)", lambda: {"model": model, "x": x})
 
-    return _styled(decorated, jitted(call, {"model": mlp, "x": x}))
+    return _styled(decorated, applied(mlp, x))
 
 
 def keywords() -> Cases:
@@ -258,15 +241,22 @@ SIZES = (10, 100, 1_000, 10_000)
 BATCHES = {"16 KB": (5, 0.0005), "400 KB": (128, 0.002), "10 MB": (3_200, 0.02)}
 
 WORKLOADS: dict[str, Workload] = {
-    "Identity": Workload("small", identity),
+    # The benchmark of equinox#973.
+    "Identity": Workload("small", lambda: applied(eqx.nn.Identity(), jnp.ones((1, 1)))),
     "MLP 32": Workload("small", partial(mlp, 32)),
     "MLP 256": Workload("small", partial(mlp, 256)),
-    "GRUCell": Workload("small", gru),
-    "LSTMCell": Workload("small", lstm),
+    "GRUCell": Workload(
+        "small", lambda: recurrent(eqx.nn.GRUCell(4, 32, key=jr.key(0)), jnp.zeros(32))
+    ),
+    "LSTMCell": Workload(
+        "small", lambda: recurrent(eqx.nn.LSTMCell(4, 32, key=jr.key(0)), (jnp.zeros(32),) * 2)
+    ),
     "MLP + adam": Workload("small", partial(mlp_training, "none")),
     "MLP + adam, donated": Workload("small", partial(mlp_training, "all")),
     "CNN, BatchNorm, State": Workload("large", conv_net),
-    "transformer": Workload("large", transformer),
+    "transformer": Workload(
+        "large", lambda: applied(Transformer(key=jr.key(0)), jr.normal(jr.key(1), (8, 16)))
+    ),
     "transformer + adamw": Workload("large", transformer_training),
     "bound model": Workload("style", bound_model),
     "method": Workload("style", method),

@@ -228,6 +228,9 @@ def copy_in_tracer(tracer: Any) -> None:
             setattr(tracer, name, np.ndarray.copy(value))
         elif isinstance(value, Tracer):
             copy_in_tracer(value)
+        elif hasattr(value, "__array__") and not isinstance(value, jax.Array):
+            # JAX 0.8 wraps NumPy's arrays in a class of its own.
+            setattr(tracer, name, np.array(value))
 
 
 def is_sharded_aval(aval: Any) -> bool:
@@ -430,10 +433,12 @@ def weak_lowering(lowered: Any) -> Callable[[], Any]:
         return _do_nothing
 
 
-def memory_of(lowering: Any) -> Any:
-    """Return XLA's statistics of memory of a program, if it is compiled; or None."""
+def memory_of(lowering: Any) -> tuple[int, ...] | None:
+    """Return the bytes of a compiled program's arguments, outputs, both, and temporaries."""
     try:
-        return lowering._executable.memory_analysis()
+        stats = lowering._executable.memory_analysis()
+        names = "argument", "output", "alias", "temp"
+        return tuple([getattr(stats, f"{name}_size_in_bytes") for name in names])
     except (AttributeError, NotImplementedError, RuntimeError):
         # Not compiled, gone, of another release, or of a backend that can't tell.
         return None

@@ -9,9 +9,9 @@ from ._core.wrapper import BoundJitFunction, JitFunction
 from ._deploy.freeze import FrozenFunction
 from ._diagnostics.differences import Difference
 from ._diagnostics.report import CompileReport, ReportRow
-from ._diagnostics.size import MadeArray, Program
+from ._diagnostics.size import MadeArray, Memory, Program
 from ._diagnostics.timeline import ReportSpan
-from ._diagnostics.trace import Memory, Seconds, Trace, TraceList
+from ._diagnostics.trace import Seconds, Trace, TraceList
 from ._places import CallSite
 
 __all__ = [

@@ -127,10 +127,10 @@ def test_arrays_of_numpy_or_that_were_put_on_a_device():
 
 
 def test_a_model_that_was_never_made():
-    model = eqx.filter_eval_shape(eqx.nn.MLP, 4, 3, 8, 2, key=KEY)
+    model = eqx.filter_eval_shape(eqx.nn.Linear, 4, 3, key=KEY)
     f = eqxjit.filter_jit(lambda model, x: model(x))
     f.compile(model, struct(X))
-    real = eqx.nn.MLP(4, 3, 8, 2, key=KEY)
+    real = eqx.nn.Linear(4, 3, key=KEY)
     for _ in range(CALLS):
         out, n = counted(lambda: f(real, X))
         assert n == 0

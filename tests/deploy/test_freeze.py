@@ -3,7 +3,6 @@
 import collections
 import functools
 import gc
-import itertools
 import pickle
 import weakref
 from typing import Any
@@ -45,20 +44,16 @@ def cases():
     return {
         "a Module": (model, (), {}, (X,)),
         "a batch": (jax.vmap(model), (), {}, (batch,)),
-        "a batch by filter_vmap": (eqx.filter_vmap(model), (), {}, (batch,)),
         "a function of a model": (lambda m, x: jax.vmap(m)(x), (model,), {}, (batch,)),
         "keywords": (lambda x, m: m(x), (), {"m": model}, (X,)),
         "static arguments": (Model(X), (), {}, (X, 3)),
         "a static argument given": (Model(X), (), {"n": 2}, (X,)),
         "a bound method": (Model(X).__call__, (), {}, (X, 2)),
-        "an unbound method": (Model.__call__, (Model(X),), {}, (X,)),
         "a decorated method": (Model(X).step, (), {}, (X,)),
         "a wrapped function": (eqxjit.filter_jit(lambda m, x: m(x)), (model,), {}, (X,)),
         "a wrapped Module": (eqxjit.filter_jit(model), (), {}, (X,)),
         "a partial": (functools.partial(lambda m, x: m(x), model), (), {}, (X,)),
-        "an equinox partial": (eqx.Partial(lambda m, x: m(x), model), (), {}, (X,)),
         "inference mode": (eqx.nn.inference_mode(cnn), (), {}, (jnp.ones((1, 5, 5)),)),
-        "a cell": (eqx.nn.GRUCell(4, 3, key=KEY), (), {}, (X, jnp.ones(3))),
         "NumPy weights": (Model(np.arange(4.0)), (), {}, (X,)),
         "a weak type": (Model(jnp.asarray(2.0)), (), {}, (X.astype(jnp.bfloat16),)),
         "half precision": (Model(X.astype(jnp.bfloat16)), (), {}, (X.astype(jnp.bfloat16),)),
@@ -127,7 +122,6 @@ class Configured(eqx.Module):
 CONFIGS = {
     "dict": lambda: {"scales": [2], "by": jax.nn.relu},
     "OrderedDict": lambda: collections.OrderedDict(scales=[2], by=jax.nn.relu),
-    "list": lambda: [2],
     "list of lists": lambda: [[2]],
     "NumPy": lambda: np.array([2]),
     "in a tuple": lambda: ({"scales": [2], "by": jax.nn.relu}, 1),
@@ -137,7 +131,7 @@ CONFIGS = {
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")  # NumPy's
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_it_is_a_snapshot_of_static_objects_too(kind):
-    for calls, nested in itertools.product([0, CALLS], [False, True]):
+    for calls, nested in ((0, False), (CALLS, True)):
         config = CONFIGS[kind]()
         model = Configured(config)
         whole = Configured([3], [None, model, {"a": X}]) if nested else model
@@ -154,50 +148,22 @@ def test_it_is_a_snapshot_of_static_objects_too(kind):
         assert_same(jax.vmap(frozen)(X), X * 2)
 
 
-def test_a_snapshot_of_a_deep_model():
-    scales = {"scales": [2], "by": jax.nn.relu}
-    model = Configured(scales)
-    for _ in range(400):
-        model = [model]
-
-    def innermost(model, x):
-        while isinstance(model, list):
-            [model] = model
-        return model(x)
-
-    frozen = eqxjit.freeze(innermost, model)
-    scales["scales"][0] = 5
-    for _ in range(CALLS):
-        assert_same(frozen(X), X * 2)
-
-
 class Unlike(Own):
-    """Its copies aren't equal to it."""
+    """Its copies aren't equal to it, or can't be made."""
 
     def __deepcopy__(self, memo):
+        if self.value == 3:
+            raise TypeError("cannot pickle '_thread.lock' object")
         return type(self)(7)
 
-    def __getitem__(self, index):
-        return self.value
+    def __rmul__(self, other):
+        return self.value * other
 
 
-class Uncopied(dict):
-    def __copy__(self):
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize(
-    "config", [Uncopied(scales=[2], by=jax.nn.relu), Unlike(2), [Unlike(2)[0], Unlike(3)]]
-)
-def test_what_cannot_be_copied_stays(config):
-    frozen = eqxjit.freeze(Configured(config))
-    assert_same(frozen(X), X * 2)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_mapped_model_gives_no_warning():
-    # `equinox.Partial` warns of `jax.vmap(model)` inside it, and of the copy that isn't trained.
-    assert eqxjit.freeze(jax.vmap(mlp()))(jnp.ones((2, 4))).shape == (2, 3)
+@pytest.mark.parametrize("value", [2, 3])
+def test_what_cannot_be_copied_stays(value):
+    frozen = eqxjit.freeze(Configured([Unlike(value)]))
+    assert_same(frozen(X), X * value)
 
 
 def test_frozen_functions_as_arguments_are_told_apart():
@@ -267,7 +233,6 @@ def annotated(x: "jax.Array | None" = None, *, key: "jax.Array | None" = None): 
             lambda: eqxjit.freeze(annotated, kay=3),
             r"^`freeze` of `annotated`: .*'kay'.* are `\(x=\.\.\., \*, key=\.\.\.\)`\.$",
         ),
-        (lambda: eqxjit.freeze(Model(X), max_constant_bytes="1 MB"), "must be an int"),
         (lambda: eqxjit.freeze(Model(X))(), r"missing .* argument"),
         (
             lambda: eqxjit.freeze(Model(X)).compile(X, zzz="raise"),
@@ -276,10 +241,6 @@ def annotated(x: "jax.Array | None" = None, *, key: "jax.Array | None" = None): 
         (
             lambda: eqxjit.freeze(Model(X)).save("unwritten", X, zzz=1),
             r"freeze\(Model\)\(\) got .* keyword argument 'zzz'",
-        ),
-        (
-            lambda: eqxjit.filter_jit(lambda x, **kwargs: x).compile(1, other_shapes="raise"),
-            r"is an option of a frozen function's `compile`",
         ),
         (lambda: pickle.dumps(eqxjit.freeze(Model(X))), "can't be pickled"),
     ],
@@ -299,8 +260,6 @@ def test_errors_of_arguments():
     # What takes any keyword takes that of another name.
     frozen = eqxjit.freeze(lambda x, **kwargs: x * kwargs["other_shape"])
     assert frozen.compile(X, other_shape=3).seconds > 0
-    f = eqxjit.filter_jit(lambda x, other_shapes: x)
-    assert f.compile(X, other_shapes=True).seconds > 0
 
 
 def test_it_is_freed():
@@ -339,19 +298,6 @@ def test_other_shapes_can_be_refused():
         frozen(X.astype(jnp.bfloat16))
     frozen.compile(X, other_shapes="compile")
     frozen(X.astype(jnp.bfloat16))
-
-
-def test_other_shapes_are_refused_also_once_the_cache_is_cleared():
-    frozen = eqxjit.freeze(eqxjit.filter_jit(mlp(), max_traces=2))
-    frozen.compile(X, other_shapes="raise")
-    frozen.clear_cache()
-    for x in (X, X.astype(jnp.int32)):
-        with pytest.raises(eqxjit.TooManyTracesError, match="was compiled ahead of time"):
-            frozen(x)
-    frozen.compile(X, other_shapes="compile")
-    frozen(X), frozen(X.astype(jnp.int32))
-    with pytest.raises(eqxjit.TooManyTracesError, match="may be traced 2 times"):
-        frozen(X.astype(jnp.bfloat16))
 
 
 def test_after_a_first_call_all_are_alike():
@@ -409,14 +355,3 @@ def test_a_shape_for_an_array_is_named(wrap):
     with pytest.raises(TypeError) as raised:
         fun.compile("four", 1)
     assert not [note for note in raised.value.__notes__ if "ShapeDtypeStruct" in note]
-
-
-@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError, ValueError("mine"), KeyError])
-def test_a_users_error_beside_a_shape_is_raised(error, tmp_path):
-    def fail(shape):
-        raise error
-
-    frozen = eqxjit.freeze(fail)
-    for stage in (eqxjit.filter_jit(fail).compile, lambda x: frozen.save(tmp_path / "model", x)):
-        with pytest.raises(error if isinstance(error, type) else type(error)):
-            stage((3, 1))

@@ -109,7 +109,6 @@ CALLS_OF_LIBRARIES = {
     "fixed steps": solve,
     "adaptive steps": lambda: solve(controller=ADAPTIVE),
     "gradient": lambda: jax.grad(lambda rate: solve(rate=rate).ys.sum())(0.7),
-    "vmap": lambda: jax.vmap(lambda rate: solve(rate=rate).ys)(POINTS),
     "filter_vmap": lambda: eqx.filter_vmap(lambda y: solve(y, controller=ADAPTIVE).ys)(POINTS),
     "filter_jit": lambda: eqx.filter_jit(lambda y: solve(y).ys)(X),
     "root_find": lambda: optimistix.root_find(cube, optimistix.Newton(1e-5, 1e-5), X + 1, args=X),
@@ -162,20 +161,15 @@ def test_libraries_that_are_imported_later():
     program = """
         import eqxjit
 
-        eqxjit.install()
-        import diffrax, lineax, optimistix
+        with eqxjit.install():
+            import jax.numpy as jnp, lineax
 
-        eqxjit.uninstall()
-        for wrapped in (diffrax.diffeqsolve, lineax.linear_solve, optimistix.root_find):
-            assert type(wrapped) is type(eqxjit.filter_jit(max)), wrapped
-
-        from tests.deploy import test_install as tests
-
-        for _ in range(tests.CALLS):
-            print(tests.solve(controller=tests.ADAPTIVE).ys.tolist())
-        assert diffrax.diffeqsolve.cache_info().entries > 0
+        assert type(lineax.linear_solve) is type(eqxjit.filter_jit(max))
+        operator = lineax.DiagonalLinearOperator(2 * jnp.ones(2))
+        print(lineax.linear_solve(operator, jnp.ones(2)).value.tolist())
+        assert lineax.linear_solve.cache_info().entries == 1
     """
-    assert run(program).splitlines() == [str(solve(controller=ADAPTIVE).ys.tolist())] * CALLS
+    assert run(program) == "[0.5, 0.5]\n"
 
 
 # --- What is redirected ---------------------------------------------------------------------------
@@ -206,22 +200,6 @@ def test_filter_jit_is_ours_wherever_it_is_looked_up():
     finally:
         for name in ("importer", "other", "no module"):
             del sys.modules[name]
-
-
-def test_a_module_that_waits_for_its_first_use_goes_on_waiting():
-    program = """
-        import importlib.util, sys
-
-        spec = importlib.util.find_spec("colorsys")
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        module = sys.modules["colorsys"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        import eqxjit
-
-        eqxjit.install()
-        print("rgb_to_hsv" in object.__getattribute__(module, "__dict__"))
-    """
-    assert run(program) == "False\n"
 
 
 class Model(eqx.Module):
@@ -385,49 +363,25 @@ def test_options_that_are_defaults_are_no_options(clear, no_upstream):
         assert_same(warm(f, X), X * 2)
 
 
-def test_without_what_jax_keeps_of_options(monkeypatch):
-    """As under `EQX_ON_ERROR=breakpoint`, for which Equinox replaces `jax.jit`."""
-    jit = jax.jit
-    monkeypatch.setattr(jax, "jit", lambda fun, **options: functools.partial(jit(fun, **options)))
-    f, g = make(), make(inline=True)
-    for _ in range(2):
+def test_unknown_wrappers_go_on_using_upstreams():
+    """Where Equinox's have another field, which may be another option."""
+    program = """
+        import equinox as eqx
+        import equinox._jit
+        import diffrax, jax.numpy as jnp
+
+        eqx._jit._JitWrapper.__dataclass_fields__['block'] = None
+        import eqxjit
+
+        upstream, wrapper = eqx.filter_jit, vars(eqx._jit._JitWrapper).copy()
         with eqxjit.install():
-            assert_same((f(X), g(X)), (X * 2, X * 2))
-        # Their options can't be told any more.
-        eqx.clear_caches()
-
-
-UNKNOWN = """
-    import equinox as eqx
-    import equinox._jit
-    import diffrax, jax.numpy as jnp
-    {change}
-    import eqxjit
-
-    upstream, wrapper = eqx.filter_jit, vars(eqx._jit._JitWrapper).copy()
-    installed = eqxjit.install()
-    assert eqx.filter_jit is eqxjit.filter_jit
-    assert vars(eqx._jit._JitWrapper) == wrapper
-    assert diffrax.linear_interpolation._cached._cache_size() == 0
-    diffrax.linear_interpolation(jnp.arange(3.0), jnp.arange(3.0))
-    assert diffrax.linear_interpolation._cached._cache_size() == 1
-    installed.uninstall()
-    assert eqx.filter_jit is upstream
-    print("fine")
-"""
-
-CHANGES = {
-    "another option": "eqx._jit._JitWrapper.__dataclass_fields__['block'] = None",
-    "no module": (
-        "import sys; sys.modules['equinox._jit'] = None; "
-        "import eqxjit; sys.modules['equinox._jit'] = eqx._jit"
-    ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_unknown_wrappers_go_on_using_upstreams(change):
-    assert run(UNKNOWN.format(change=change)).endswith("fine\n")
+            assert eqx.filter_jit is eqxjit.filter_jit
+            assert vars(eqx._jit._JitWrapper) == wrapper
+            diffrax.linear_interpolation(jnp.arange(3.0), jnp.arange(3.0))
+            print(diffrax.linear_interpolation._cached._cache_size())
+        assert eqx.filter_jit is upstream
+    """
+    assert run(program) == "1\n"
 
 
 # --- Memory ---------------------------------------------------------------------------------------
@@ -458,36 +412,20 @@ def test_dropped_wrappers_are_freed():
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
-def test_installing_twice_and_ending_in_any_order(order):
+def test_it_lasts_until_all_have_ended_or_uninstall(order):
     handles = [eqxjit.install() for _ in range(3)]
-    for i in order[:2]:
-        handles[i].uninstall()
-        handles[i].uninstall()
+    for i in order:
         assert eqx.filter_jit is eqxjit.filter_jit
-    handles[order[2]].uninstall()
+        handles[i].uninstall()
+        handles[i].uninstall()
     assert eqx.filter_jit is UPSTREAM.func
-    # One that has ended doesn't end another.
-    with eqxjit.install() as handle:
+    with eqxjit.install():
+        # One that has ended doesn't end another.
         handles[0].uninstall()
         assert eqx.filter_jit is eqxjit.filter_jit
-        handle.uninstall()
-        assert eqx.filter_jit is UPSTREAM.func
-
-
-def test_uninstall_ends_all():
-    eqxjit.uninstall()
-    with eqxjit.install() as one:
         eqxjit.install()
         eqxjit.uninstall()
         assert eqx.filter_jit is UPSTREAM.func
-        eqxjit.install()
-        one.uninstall()
-        assert eqx.filter_jit is eqxjit.filter_jit
-    assert eqx.filter_jit is eqxjit.filter_jit
-    eqxjit.uninstall()
-    with pytest.raises(ZeroDivisionError), eqxjit.install():
-        raise ZeroDivisionError
-    assert eqx.filter_jit is UPSTREAM.func
 
 
 def test_what_another_tool_put_there_is_left_alone(monkeypatch):
@@ -503,43 +441,11 @@ def test_what_another_tool_put_there_is_left_alone(monkeypatch):
     eqx.filter_jit = UPSTREAM.func
 
 
-def test_another_tool_around_the_wrapper(monkeypatch):
-    f, calls = make(), []
-    try:
-        with eqxjit.install():
-            inner = vars(WRAPPER)["__call__"]
-
-            def traced(self, /, *args, **kwargs):
-                calls.append(self)
-                return inner(self, *args, **kwargs)
-
-            type.__setattr__(WRAPPER, "__call__", traced)
-        assert vars(WRAPPER)["__call__"] is traced
-        assert_same(f(X), X * 2)
-        # What stays with upstream doesn't go round in a circle.
-        with eqxjit.install():
-            g = make(inline=True)
-            assert_same(g(X), X * 2)
-        assert vars(WRAPPER)["__call__"] is traced
-    finally:
-        type.__setattr__(WRAPPER, "__call__", METHODS["__call__"])
-    assert len(calls) == 1
-
-
 def test_what_is_wrapped_meanwhile_goes_on():
     with eqxjit.install():
-
-        @eqx.filter_jit
-        def f(x):
-            return x + 1
-
-        @eqx.filter_jit(donate="all")
-        def g(x):
-            return x + 1
-
-    assert type(f) is type(g) is type(eqxjit.filter_jit(max))
-    assert_same(warm(f, X), X + 1)
-    assert_same(g(jnp.arange(3.0)), X + 1)
+        f = eqx.filter_jit(donate="all")(lambda x: x + 1)
+    assert type(f) is type(eqxjit.filter_jit(max))
+    assert_same(f(X + 0), X + 1)
 
 
 @pytest.mark.slow
@@ -605,12 +511,10 @@ SCRIPT = """
         print(__name__, __file__ == sys.modules["__main__"].__file__, sys.path[0], flush=True)
         print(type(pickle.loads(pickle.dumps(Here()))) is Here, flush=True)
         match sys.argv[1:]:
-            case ["exit", status]:
+            case ["exit", status, *_]:
                 sys.exit(int(status))
             case ["fail"]:
                 fail()
-            case ["interrupt"]:
-                raise KeyboardInterrupt
             case ["spawn"]:
                 with multiprocessing.get_context("spawn").Pool(1) as pool:
                     print(pool.map(double, [1, 2]), flush=True)
@@ -632,9 +536,7 @@ def python(*arguments, cwd):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["-x", "--help", "-m"], ["exit", "7"], ["fail"], ["interrupt"], ["spawn"], ["late"]],
-    ids=" ".join,
+    "arguments", [["exit", "7", "--help", "-m"], ["fail"], ["spawn"], ["late"]], ids=" ".join
 )
 @pytest.mark.slow
 def test_a_script_runs_as_under_python(script, arguments):

@@ -13,21 +13,15 @@ import jax.random as jr
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 import eqxjit
 from tests.support import nodes
-from tests.support.helpers import assert_same, same_leaf, warm
+from tests.support.helpers import assert_same, warm
 from tests.support.models import arrays
 from tests.support.profile import SCENARIOS
-from tests.support.strategies import made, trees
-from tests.support.strategies import numpy_array as numbers
+from tests.support.strategies import trees
 
 FILTER_JITS = [eqxjit.filter_jit, eqx.filter_jit]
-DTYPES = [
-    *("bool", "int8", "uint16", "int32", "int4", "uint4", "complex64"),
-    *("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32"),
-]
 
 
 def pack(tree, **options):
@@ -91,18 +85,6 @@ def test_random_trees_come_back(make):
     assert_unpacked(pack(tree), tree)
 
 
-SHAPES = st.sampled_from([(), (1,), (0,), (2, 0), (3,), (2, 3)])
-
-
-@settings(max_examples=SCENARIOS // 14)
-@given(st.lists(made(numbers, st.sampled_from(DTYPES), SHAPES, st.integers(0, 3)), max_size=12))
-def test_random_arrays_of_all_dtypes_come_back(makes):
-    tree = [jnp.asarray(make()) for make in makes]
-    packed = pack(tree)
-    assert_unpacked(packed, tree)
-    assert len(packed.arrays) == len({leaf.dtype for leaf in tree})
-
-
 def test_one_buffer_a_dtype():
     tree = {"a": jnp.ones(2), "b": jnp.ones(3, int), "c": jnp.ones(()), "d": jnp.arange(2)}
     packed = pack(tree)
@@ -151,14 +133,6 @@ def test_arrays_that_jax_does_not_take_stay():
     assert all(a is b for a, b in zip(packed.unpack()[1:5], tree[1:5], strict=True))
 
 
-def test_static_values_are_the_same_objects():
-    activation, sizes = jax.nn.gelu, (1, (2, 3))
-    got = pack([model("a name", sizes, activation), print, 3.5]).unpack()
-    assert got[0].activation is activation
-    assert got[0].sizes is sizes
-    assert got[1] is print
-
-
 # The first ones are what an optimizer without a state has for one.
 @pytest.mark.parametrize("tree", [(), None, {}, [None, ()], jnp.ones(3), [jnp.ones(0)]])
 def test_nothing_to_share(tree):
@@ -192,28 +166,6 @@ def test_packing_copies():
     assert not leaf.is_deleted()
 
 
-def test_state_of_batch_norm():
-    norm, state = nodes.batch_norm()
-    x = jr.normal(jr.key(0), (4, 2))
-
-    def loss(norm, state, x):
-        mapped = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-        out, state = mapped(x, state)
-        return jnp.sum(out**3), state
-
-    def packed_loss(params, packed, x):
-        value, state = loss(params.unpack(), packed.unpack(), x)
-        return value, packed.repack(state)
-
-    plain = eqxjit.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))
-    expected = plain(norm, state, x)
-    step = eqxjit.filter_jit(eqx.filter_value_and_grad(packed_loss, has_aux=True))
-    (value, new), gradient = warm(step, pack(norm), pack(state), x)
-    got = (value, new.unpack()), gradient.unpack()
-    for one, other in zip(arrays(got), arrays(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
 # --- The layout -------------------------------------------------------------------------------
 
 
@@ -221,11 +173,8 @@ def test_state_of_batch_norm():
     ("one", "other"),
     [
         (model(sizes=(1,)), model(sizes=(True,))),
-        (model(sizes=(1,)), model(sizes=(1.0,))),
         (model(sizes=0.0), model(sizes=-0.0)),
-        (model("a"), model("b")),
         (model(activation=lambda x: x), model(activation=lambda x: x)),
-        ([jnp.ones(2), 1], [jnp.ones(2), True]),
         ({1: jnp.ones(2)}, {True: jnp.ones(2)}),
         ([jnp.ones(2)], [jnp.ones(3)]),
         ([jnp.ones(2)], [jnp.ones(2, int)]),
@@ -364,20 +313,12 @@ def test_filtered_and_combined():
     assert_same(eqx.combine(floats, others).unpack(), tree)
 
 
-def test_evaluated_shapes():
-    shapes = eqx.filter_eval_shape(lambda key: pack(mlp(key=0)), jr.key(0))
-    assert shapes.layout is pack(mlp()).layout
-    model = eqx.filter_eval_shape(lambda p: p.unpack(), shapes)
-    assert model.layers[0].weight.shape == (8, 3)
-
-
 @pytest.mark.parametrize(
     ("tree", "text"),
     [
         ([jnp.ones(10), jnp.ones(())], "2 arrays in 1 buffer, 44 B"),
         ([jnp.ones(500)] * 2 + [jnp.ones(2, int)] * 2, "4 arrays in 2 buffers, 4,016 B"),
         ([jnp.ones(2)] * 2 + [jnp.ones(9999)], "2 arrays in 1 buffer, 1 as it is, 40,012 B"),
-        ([jnp.ones(2), jnp.ones(2, int)], "0 arrays in 0 buffers, 2 as they are, 16 B"),
         (None, "0 arrays in 0 buffers, 0 B"),
     ],
 )
@@ -405,10 +346,6 @@ def with_bias(bias):
     return lambda model: eqx.tree_at(lambda m: m.layers[1].bias, model, bias)
 
 
-def with_layers(change):
-    return lambda model: eqx.tree_at(lambda m: m.layers, model, change(model.layers))
-
-
 BIAS = "`tree.layers[1].bias` was float32"
 
 
@@ -417,13 +354,9 @@ BIAS = "`tree.layers[1].bias` was float32"
     [
         (with_bias(jnp.ones(9)), f"{BIAS}[8], is float32[9]"),
         (with_bias(jnp.ones(8, int)), f"{BIAS}, is int32"),
-        (with_bias(jr.split(jr.key(0), 8)), f"{BIAS}, is key<fry>"),
         (with_bias(1.5), f"{BIAS}[8], is 1.5"),
         (with_bias(None), f"{BIAS}[8], is None"),
-        (with_bias([jnp.ones(8)]), f"{BIAS}[8], is list of 1"),
-        (with_layers(lambda layers: layers[:2]), "`tree.layers` was tuple of 3, is tuple of 2"),
-        (with_layers(list), "`tree.layers` was tuple of 3, is list of 3"),
-        (lambda m: m.layers[0], "`tree` was MLP, is Linear"),
+        (lambda m: eqx.tree_at(lambda m: m.layers, m, [*m.layers]), "was tuple of 3, is list of 3"),
         (lambda m: eqx.tree_at(lambda m: m.activation, m, jax.nn.tanh), "`tree.activation` was"),
         (lambda m: mlp(depth=1), "`tree.depth` was 2, is 1"),
         (pack, "`tree` was MLP, is Packed"),
@@ -447,34 +380,6 @@ def test_a_tree_that_is_too_large_to_be_described():
         packed.repack([jnp.ones(2), *[1] * 49_999, 2])
 
 
-def test_static_values_are_compared_by_type():
-    packed = pack([model(sizes=(1,)), 1])
-    with pytest.raises(ValueError, match=r"`tree\[0\]\.sizes\[0\]` was 1, is True"):
-        packed.repack([model(sizes=(True,)), 1])
-    with pytest.raises(ValueError, match=r"`tree\[1\]` was 1, is 1.0"):
-        packed.repack([model(sizes=(1,)), 1.0])
-
-
-@settings(max_examples=SCENARIOS // 14)
-@given(trees, trees)
-def test_random_repacks(make, make_other):
-    tree, other = make(), make_other()
-    assume(arrays(tree) and arrays(other))
-    packed = pack(tree)
-    same = pack(other).layout is packed.layout
-    before = packed.unpack()
-    try:
-        again = packed.repack(other)
-    except ValueError:
-        assert not same
-    else:
-        # Static values stay those of the layout, which may be equal objects.
-        for got, leaf in zip(jax.tree.leaves(again.unpack()), jax.tree.leaves(other), strict=True):
-            assert not eqx.is_array(leaf) or same_leaf(strong(got), strong(leaf))
-    pairs = zip(jax.tree.leaves(packed.unpack()), jax.tree.leaves(before), strict=True)
-    assert all(same_leaf(a, b) for a, b in pairs)
-
-
 # --- Mistakes ---------------------------------------------------------------------------------
 
 
@@ -494,8 +399,6 @@ def test_forgetting_to_unpack():
         (TypeError, r"packed\.unpack\(\)\['w'\]", lambda: as_dict["w"]),
         (TypeError, r"packed\.unpack\(\)\[", lambda: next(iter(as_dict))),
         (TypeError, r"class .eqxjit\.Packed.", lambda: jnp.sum(packed)),
-        (TypeError, "Packed", lambda: eqx.nn.Linear(3, 3, key=jr.key(0))(packed)),
-        (TypeError, "Packed", lambda: 2 * packed),
         (TypeError, "Packed", lambda: jnp.ones(3) + packed),
     ]:
         with pytest.raises(error, match=text):
@@ -538,19 +441,10 @@ def test_unpacking_what_is_no_longer_a_packed_tree():
         jax.tree.map(lambda a: a[:1], packed).unpack()
 
 
-@pytest.mark.parametrize("size", [1.5, "1", None, True])
-def test_sizes_that_are_no_integers(size):
-    with pytest.raises(TypeError, match="max_leaf_bytes"):
-        pack([], max_leaf_bytes=size)
-
-
-@pytest.mark.parametrize("tree", [3, 1.5, "text", print, [None, 3], jax.nn.relu, [{"lr": 0.1}]])
-def test_nothing_to_pack(tree):
-    with pytest.raises(ValueError, match="takes a pytree of arrays, and there is none in"):
-        pack(tree)
-
-
 def test_trees_that_cannot_be_packed():
+    for tree in (3, "text", [None, 3], [{"lr": 0.1}]):
+        with pytest.raises(ValueError, match="takes a pytree of arrays, and there is none in"):
+            pack(tree)
     packed = pack(mlp())
     for tree, path in [(packed, "tree"), ([1, {"a": (packed,)}], r"tree\[1\]\['a'\]\[0\]")]:
         with pytest.raises(ValueError, match=f"`{path}` is packed already.*`unpack` it first"):

@@ -137,20 +137,6 @@ def test_scan(packed, x):
     )
 
 
-def test_gradient_through_a_scan_over_the_packed(x):
-    packed = eqxjit.pack(model(), optimizer=None)
-
-    def rolled(unpack):
-        def run(params, h):
-            step = lambda h, _: (h + 0.1 * jnp.sum(unpack(params)(h)), None)  # noqa: E731
-            return jnp.sum(jax.lax.scan(step, h, None, length=4)[0])
-
-        return run
-
-    got = eqx.filter_grad(rolled(lambda p: p.unpack()))(packed, x[0])
-    assert_close(got, eqx.filter_grad(rolled(lambda p: p))(model(), x[0]))
-
-
 def test_pack_inside_transformations(x):
     def through_pack(tree, x):
         return packed_loss(eqxjit.pack(tree, optimizer=None), x)
@@ -161,18 +147,6 @@ def test_pack_inside_transformations(x):
         got = transformed(model(), x)
         for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
-    layouts = []
-
-    def body(carry, _):
-        packed = eqxjit.pack(eqx.combine(carry, static), optimizer=None)
-        layouts.append(packed.layout)
-        return eqx.filter(packed.unpack(), eqx.is_array), packed.arrays
-
-    dynamic, static = eqx.partition(model(), eqx.is_array)
-    last, stacked = jax.lax.scan(body, dynamic, None, length=2)
-    assert_same(last, dynamic)
-    assert layouts[0] is eqxjit.pack(model(), optimizer=None).layout
-    assert stacked[0].shape == (2, eqxjit.pack(model(), optimizer=None).arrays[0].size)
     # Leaves with and without the mapped axis share a buffer.
     half = eqx.tree_at(lambda m: m.layers[0].bias, model(), jnp.ones((3, 4)))
     axes = jax.tree.map(lambda _: None, half, is_leaf=eqx.is_array)

@@ -1,11 +1,9 @@
 """`frozen.save` and `eqxjit.load`: the same results in another process; wrong files are refused."""
 
-import dataclasses
 import json
 import math
 import os
 import stat
-import threading
 
 import equinox as eqx
 import jax
@@ -20,6 +18,7 @@ from tests.support.helpers import assert_same
 from tests.support.models import mlp
 from tests.support.processes import run
 from tests.support.sides import CALLS
+from tests.support.threads import race
 
 KEY = jax.random.key(0)
 X = jnp.arange(1.0, 5.0)
@@ -41,7 +40,6 @@ def in_half_precision(model):
 
 FUNCTIONS = {
     "a Module": (mlp(), (X,)),
-    "a batch": (jax.vmap(mlp()), (jnp.ones((5, 4)),)),
     "half precision": (in_half_precision(mlp()), (X.astype(jnp.bfloat16),)),
     "two arguments": (eqx.nn.GRUCell(4, 3, key=KEY), (X, jnp.ones(3))),
     "static arguments": (lambda x, n, mode=None: x * n, (X, 3, "text")),
@@ -54,13 +52,11 @@ FUNCTIONS = {
         eqx.Partial(lambda own, x, key: (x + jax.random.normal(own), jax.random.split(key)), KEY),
         (X, KEY),
     ),
-    "integers and booleans": (lambda x, y: x + y, (jnp.arange(3), jnp.ones(3, bool))),
     "small dtypes": (
         eqx.Partial(lambda w, x: x * w.astype(x.dtype), jnp.ones(4, jnp.int4)),
         (X.astype(jnp.float8_e4m3fn),),
     ),
     "empty arrays": (eqx.Partial(jnp.add, jnp.ones((0, 4))), (jnp.ones((0, 4)),)),
-    "NumPy": (mlp(), (np.ones(4, np.float32),)),
     "no arrays in": (lambda n: X * n, (2,)),
     "no arrays out": (lambda x: [None, 3, "a", {}], (X,)),
 }
@@ -105,14 +101,6 @@ def test_what_is_loaded_can_be_compiled_ahead_nested_and_saved_again(tmp_path):
     np.testing.assert_allclose(jax.jit(loaded)(X), expected, rtol=1e-6)
     eqxjit.load(path).save(path, X)
     np.testing.assert_allclose(eqxjit.load(path)(X), expected, rtol=1e-6)
-
-
-def test_a_struct_may_stand_for_a_key(tmp_path):
-    fun = lambda key: jax.random.normal(key)  # noqa: E731
-    loaded = eqxjit.load(saved(tmp_path, fun, jax.eval_shape(lambda: KEY)))
-    np.testing.assert_allclose(loaded(KEY), fun(KEY), rtol=1e-6)
-    with pytest.raises(ValueError, match="`key` was key<fry>, is key<rbg>"):
-        loaded(jax.random.key(0, impl="rbg"))
 
 
 def test_weak_types_count_as_strong_ones(tmp_path):
@@ -193,7 +181,6 @@ def test_symbols_of_two_scopes_are_refused(tmp_path):
 
 
 def test_other_arguments_are_refused(tmp_path):
-    """With the same error once other shapes are refused."""
     path = saved(tmp_path, lambda x, n, tree: X * x * n, X, 2, {"y": np.float32(1), "k": 2})
     loaded = eqxjit.load(path)
     tree = {"y": np.float32(1), "k": 2}
@@ -218,21 +205,7 @@ def test_other_arguments_are_refused(tmp_path):
             assert ("pass `np.float32" in str(caught.value)) == ("np.float32" in text)
         with pytest.raises(TypeError, match="missing"):
             loaded(X)
-        loaded.compile(X, 2, tree, other_shapes="raise")
     assert loaded.cache_info()[:2] == (1, 1)
-
-
-@pytest.mark.parametrize(
-    "array", [np.ones((3, 5), np.float32), np.ones(4, np.float32), np.ones((3, 4), np.int32)]
-)
-def test_what_does_not_fit_symbols_is_refused(tmp_path, array):
-    shape = jax.export.symbolic_shape("b, 4")
-    loaded = eqxjit.load(saved(tmp_path, lambda x: x["y"] * 2, {"y": struct(shape)}))
-    told = rf"saved for.*\n.*`x\['y'\]` was float32(\[b,4\])?, is {array.dtype}"
-    for _ in range(CALLS):
-        loaded({"y": np.ones((3, 4), np.float32)})
-        with pytest.raises(ValueError, match=told):
-            loaded({"y": array})
 
 
 def test_a_loaded_function_under_transformations_says_what_to_do(tmp_path):
@@ -266,29 +239,17 @@ def test_paths_of_any_kind(tmp_path):
         eqxjit.load(0)
 
 
-def test_errors_of_files_name_the_file_of_the_user(tmp_path):
+def test_errors_of_files_name_the_file(tmp_path):
     frozen = eqxjit.freeze(lambda x: x)
-    (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "folder", tmp_path / "missing" / "z", tmp_path / ("n" * 300)):
+    for path in (tmp_path / "missing" / "z", tmp_path / ("n" * 300), tmp_path):
+        # What can't be opened is noticed before all that takes time.
+        assert frozen.traces() == []
         with pytest.raises(OSError) as raised:  # noqa: PT011
             frozen.save(path, jnp.ones(1))
-        assert raised.value.filename == str(path)
-        # What can't be opened is noticed before all that takes time.
-        assert len(frozen.traces()) == (path.name == "folder")
-        frozen.clear_cache()
-    assert os.listdir(tmp_path) == ["folder"]
+        assert raised.value.filename.startswith(str(path))
+    assert os.listdir(tmp_path) == []
     with pytest.raises(FileNotFoundError):
         eqxjit.load(tmp_path / "none")
-
-
-def test_nobody_elses_file_is_touched(tmp_path):
-    path = tmp_path / "model.eqxjit"
-    for name in ("model.eqxjit.part", "model.eqxjit.tmp"):
-        (tmp_path / name).write_text("precious")
-    for _ in range(2):
-        eqxjit.freeze(mlp()).save(path, X)
-    assert (tmp_path / "model.eqxjit.part").read_text() == "precious"
-    assert len(os.listdir(tmp_path)) == 3
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
@@ -307,7 +268,7 @@ def test_permissions_and_links_are_those_of_open(tmp_path):
 
 def test_saving_and_loading_at_once(tmp_path):
     """Each load finds one whole file, whoever saves meanwhile."""
-    path, errors = tmp_path / "model", []
+    path = tmp_path / "model"
     functions = [
         eqxjit.freeze(eqx.Partial(lambda w, x: x + w[0], jnp.full(9000 * n, float(n))))
         for n in (1, 2)
@@ -315,20 +276,12 @@ def test_saving_and_loading_at_once(tmp_path):
     functions[0].save(path, X)
 
     def work(number):
-        try:
-            for _ in range(10):
-                if number < 2:
-                    functions[number].save(path, X)
-                assert (eqxjit.load(path)(X) - X).tolist() in ([1] * 4, [2] * 4)
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(10):
+            if number < 2:
+                functions[number].save(path, X)
+            assert (eqxjit.load(path)(X) - X).tolist() in ([1] * 4, [2] * 4)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    race(work, 4)
     assert os.listdir(tmp_path) == ["model"]
 
 
@@ -361,14 +314,12 @@ def test_every_changed_byte_and_every_part_is_noticed(tmp_path):
                 eqxjit.load(path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"text", b"PK\x03\x04" * 99, b"eqxjit.freeze", b"\0" * 999]
-)
-def test_foreign_files_are_refused(tmp_path, content):
+def test_foreign_files_are_refused(tmp_path):
     path = tmp_path / "file"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="file is damaged, or wasn't written by"):
-        eqxjit.load(path)
+    for content in (b"", b"PK\x03\x04" * 99, b"eqxjit.freeze", b"\0" * 999):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="file is damaged, or wasn't written by"):
+            eqxjit.load(path)
 
 
 @pytest.mark.parametrize(("version", "remedy"), [(3, "Save it again"), (9, "Upgrade eqxjit")])
@@ -383,29 +334,11 @@ def test_other_versions_of_the_format_say_so(tmp_path, version, remedy):
 
 
 def test_other_platforms_are_refused(tmp_path, monkeypatch):
+    path = saved(tmp_path, mlp(), X)
+    monkeypatch.setattr(module, "default_export_platform", lambda: "rocm")
     here = jax.export.default_export_platform()
-    exported = jax.export.export
-
-    def export_for(*platforms):
-        def export(jitted):
-            return lambda *args: dataclasses.replace(exported(jitted)(*args), platforms=platforms)
-
-        return export
-
-    path = tmp_path / "model"
-    for platforms, is_refused in [
-        ((here, "tpu"), False),
-        (("rocm",), True),
-        (("rocm", "tpu"), True),
-    ]:
-        monkeypatch.setattr(module, "export", export_for(*platforms))
-        eqxjit.freeze(mlp()).save(path, X)
-        if is_refused:
-            told = f"was saved for {', '.join(platforms)}, and this is {here}. Save it there"
-            with pytest.raises(ValueError, match=told):
-                eqxjit.load(path)
-        else:
-            eqxjit.load(path)
+    with pytest.raises(ValueError, match=f"for {here}, and this is rocm. Save it there"):
+        eqxjit.load(path)
 
 
 def test_a_program_that_jax_cannot_read_says_so(tmp_path, monkeypatch):
@@ -486,10 +419,3 @@ def test_outputs_that_depend_on_shapes_are_refused_once_there_are_several(tmp_pa
     frozen(X[:2])
     with pytest.raises(ValueError, match="Freeze it again"):
         frozen.save(tmp_path / "model", X)
-
-
-def test_a_shape_for_an_array_is_named(tmp_path):
-    for fun in (jnp.sin, lambda x: x.shape, mlp()):
-        with pytest.raises((TypeError, AttributeError, IndexError)) as raised:
-            saved(tmp_path, fun, (4,))
-        assert "is the tuple (4,), which is static" in raised.value.__notes__[-1]

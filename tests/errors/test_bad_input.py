@@ -93,10 +93,8 @@ def run_both(bad, match, *, error=ValueError):
         (bytearray(b"a"), "tree` of type `bytearray"),
         (HashRaises(), "tree` of type `HashRaises"),
         ((X, [Unhashable()]), "tree[1][0]` of type `Unhashable"),
-        ({"a": {"b": Unhashable()}}, "tree['a']['b']"),
-        (Holder({"k": Unhashable()}, X), "tree.child['k']"),
+        (Holder({"k": {"b": Unhashable()}}, X), "tree.child['k']['b']"),
         (Pair(X, Unhashable()), "tree.second"),
-        (collections.OrderedDict(z=Unhashable()), "tree['z']"),
         ([Holder(Unhashable(), X)] * 2, "tree[0].child"),
     ],
 )
@@ -152,21 +150,14 @@ class Refuses:
 
 
 @pytest.mark.parametrize("hashes", [False, True])
-@pytest.mark.parametrize("place", ["argument", "leaf", "function"])
+@pytest.mark.parametrize("place", [lambda value: value, lambda value: [value]])
 def test_an_error_of_the_users_own_class_is_never_replaced(hashes, place):
-    def call():
-        value = Refuses(hashes)
-        if place == "function":
-            return eqxjit.filter_jit(eqx.Partial(fun, value))(X)
-        return f(value if place == "argument" else [value], X)
-
-    fun = new()
-    f = eqxjit.filter_jit(fun)
+    f = eqxjit.filter_jit(new())
     if hashes:
-        call()
+        f(place(Refuses(hashes)), X)
     for _ in range(CALLS):
         with pytest.raises(Refusal):
-            call()
+            f(place(Refuses(hashes)), X)
 
 
 @both
@@ -178,11 +169,7 @@ def test_an_unhashable_value_in_a_static_field_is_compared(filter_jit):
 
 
 @pytest.mark.parametrize("kind", [EqRaises, EqReturnsArray])
-@pytest.mark.parametrize(
-    "place",
-    [lambda v: v, lambda v: Layer(X, v), lambda v: Layer(X, [1, v]), lambda v: Layer(X, [v] * 40)],
-    ids=["leaf", "static field", "list in a static field", "many"],
-)
+@pytest.mark.parametrize("place", [lambda v: v, lambda v: Layer(X, [1, v])])
 def test_a_value_is_compared_only_with_another(kind, place):
     """The same object is always found again, whatever its `__eq__` does; another one isn't."""
     ours = eqxjit.filter_jit(new())
@@ -190,17 +177,10 @@ def test_a_value_is_compared_only_with_another(kind, place):
     for _ in range(CALLS):
         assert ours(value, X).tolist() == (X * 2).tolist()
     for _ in range(CALLS):
-        # As it was raised: a guard of a fast path runs no code of the user's again to find out who.
+        # As it was raised, on each path.
         with pytest.raises((ValueError, RuntimeError), match=r"compar|ambiguous"):
             ours(other, X)
         assert ours(value, X).tolist() == (X * 2).tolist()
-
-
-def _set_later(kind, name, value):
-    """A Module with a field that its construction would refuse."""
-    module = kind(None, X)
-    object.__setattr__(module, name, value)
-    return module
 
 
 # --- Structures -------------------------------------------------------------------------------
@@ -211,7 +191,6 @@ def _set_later(kind, name, value):
     [
         ({1: X, "a": X}, "tree"),
         ([{"k": {None: X, 2: X}}], "tree[0]['k']"),
-        (_set_later(Holder, "child", {"b": 1, 3: X}), "tree.child"),
         ((collections.defaultdict(list, {1: X, "a": X}),), "tree[0]"),
     ],
 )
@@ -224,26 +203,25 @@ def test_a_dict_whose_keys_cannot_be_sorted(tree, path):
 
 
 def _cyclic(kind):
-    if kind == "list":
+    if kind is list:
         cyclic = [X]
         cyclic.append(cyclic)
-    elif kind == "dict":
+    elif kind is dict:
         cyclic = {"x": X}
         cyclic["self"] = (cyclic,)
     else:
         cyclic = Holder(None, X)
         object.__setattr__(cyclic, "child", [cyclic])
-    return {"a": [X, cyclic]} if kind == "further down" else cyclic
+    return {"a": [X, cyclic]}
 
 
-@pytest.mark.parametrize("kind", ["list", "dict", "Module", "further down"])
+@pytest.mark.parametrize("kind", [list, dict, Holder])
 def test_a_pytree_that_contains_itself(kind):
     before = recursion_left()
     f = eqxjit.filter_jit(new())
     for _ in range(CALLS):
-        with pytest.raises(ValueError, match="contains itself") as caught:
+        with pytest.raises(ValueError, match=r"`tree\['a'\]\[1\]` contains itself"):
             f(_cyclic(kind), X)
-        assert ("`tree['a'][1]" if kind == "further down" else "`tree") in str(caught.value)
         assert f(X, X).tolist() == (2 * X).tolist()
     # JAX never gives back the part of the interpreter's recursion limit that flattening took.
     assert recursion_left() == before
@@ -329,21 +307,12 @@ def test_an_array_that_jax_cannot_trace(kind):
 # --- What can't be wrapped --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [3, "f", [max], X, sys, property(new())])
 @both
-def test_what_is_not_callable_cannot_be_wrapped(filter_jit, value):
-    with pytest.raises(TypeError, match="callable"):
-        filter_jit(value)
-    with pytest.raises(TypeError, match="callable"):
-        filter_jit(donate="all")(value)
-
-
-@both
-def test_an_unknown_option_is_named(filter_jit):
-    for wrap in (filter_jit, lambda fun, **options: filter_jit(**options)(fun)):
-        with pytest.raises(TypeError, match="max_trace") as raised:
-            wrap(lambda x: x, inline=True, max_trace=1)
-        assert filter_jit is eqx.filter_jit or "`max_traces`" in str(raised.value)
+def test_what_is_not_callable_cannot_be_wrapped(filter_jit):
+    for value in (3, [max], X, sys, property(new())):
+        for wrap in (filter_jit, filter_jit(donate="all")):
+            with pytest.raises(TypeError, match="callable"):
+                wrap(value)
 
 
 def test_decorators_in_the_wrong_order_are_told():
@@ -407,15 +376,10 @@ def test_an_exception_while_tracing_leaves_no_half_made_entry(filter_jit, kind, 
         assert f.cache_info()[:2] == (1, 1)
 
 
-@both
 @pytest.mark.parametrize("lower", [False, True])
-def test_an_exception_while_a_warm_entry_traces_a_new_shape(filter_jit, lower):
-    runs = 0
-
-    @filter_jit
+def test_an_exception_while_a_warm_entry_traces_a_new_shape(lower):
+    @eqxjit.filter_jit
     def f(x):
-        nonlocal runs
-        runs += 1
         if x.shape == (2,):
             raise KeyboardInterrupt
         return x * 2
@@ -426,9 +390,7 @@ def test_an_exception_while_a_warm_entry_traces_a_new_shape(filter_jit, lower):
         with pytest.raises(KeyboardInterrupt):
             (f.lower if lower else f)(jnp.ones(2))
         assert f(X).tolist() == (2 * X).tolist()
-    assert runs == 1 + CALLS
-    if filter_jit is eqxjit.filter_jit:
-        assert f.cache_info()[:2] == (1, 1)
+    assert f.cache_info()[:2] == (1, 1)
 
 
 @both

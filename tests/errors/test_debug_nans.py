@@ -1,11 +1,11 @@
-"""`jax_debug_nans`, `jax_debug_infs`, `jax.checking_leaks`, `jax_debug_key_reuse`: JAX's errors."""
+"""`jax_debug_nans` and `jax_debug_infs`: JAX's errors, and no trace counts."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.sides import CALLS, both
+from tests.support.sides import CALLS
 
 GOOD, BAD = jnp.ones(3), jnp.zeros(3)
 
@@ -72,22 +72,3 @@ def test_arguments_that_were_donated():
         f(deleted)
         with pytest.raises((RuntimeError, ValueError), match="`x` has been deleted"):
             f(deleted)
-
-
-@both
-def test_the_reuse_of_a_key(filter_jit):
-    twice = filter_jit(lambda key: jax.random.normal(key) + jax.random.uniform(key))
-    # JAX 0.8 checks it while it traces: not a function that another test has traced.
-    once = filter_jit(lambda key: jax.random.normal(key))
-    before = jax.config.jax_debug_key_reuse
-    jax.config.update("jax_debug_key_reuse", True)
-    try:
-        for seed in range(CALLS):
-            with pytest.raises(jax.errors.KeyReuseError):
-                twice(jax.random.key(seed))
-            key = jax.random.key(seed)
-            once(key)
-            with pytest.raises(jax.errors.KeyReuseError):
-                once(key)
-    finally:
-        jax.config.update("jax_debug_key_reuse", before)

@@ -94,7 +94,7 @@ def pairs(draw: st.DrawFn) -> tuple[Made, Made]:
     one = draw(trees())
     if draw(st.integers(0, 5)) == 0:
         return one, draw(trees())
-    other = draw(strategies.variations_of(strategies.Arguments((one,), {}))).args[0]
+    other = draw(strategies.variations_of(one))
     try:
         other()
     except ValueError:

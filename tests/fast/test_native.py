@@ -17,7 +17,8 @@ import eqxjit
 from tests.fast.paths import C, Caller, Path
 from tests.support import nodes
 from tests.support.helpers import SPECIALIZING, Hooked, Own, assert_same, assert_specialized
-from tests.support.models import Layer, Point
+from tests.support.models import Point
+from tests.support.nodes import Layer
 from tests.support.processes import run
 from tests.support.profile import PROFILE
 from tests.support.sides import CALLS
@@ -101,7 +102,7 @@ def test_references_are_counted(what, hook):
     action = _repeated(path, what, hook, value)
     objects = [value, *value.values(), *value["layers"], X, 1.5, hooked, Layer, "weight", path.spec]
     objects += [vars(value["layers"][0]), path.fast, path.output, Own, None, True]
-    objects += [value["deep"].config, value["deep"].config[0]]
+    objects += [value["deep"].size, value["deep"].size[0]]
     for _ in range(100):
         action()
     before, n_blocks = _counts(objects), sys.getallocatedblocks()
@@ -123,15 +124,15 @@ CHANGES = {
         lambda h: Layer(h, X),
         lambda t: object.__setattr__(t, "__dict__", {}),
     ),
-    "a list in a static list": (lambda h: Layer(X, X, [[h, 2], h]), lambda t: t.config[0].clear()),
-    "a static dict": (lambda h: Layer(X, X, {"a": h, "b": 1}), lambda t: t.config.clear()),
+    "a list in a static list": (lambda h: Layer(X, X, [[h, 2], h]), lambda t: t.size[0].clear()),
+    "a static dict": (lambda h: Layer(X, X, {"a": h, "b": 1}), lambda t: t.size.clear()),
     "a static field is replaced": (
         lambda h: Layer(X, X, [h, h]),
-        lambda t: object.__setattr__(t, "config", None),
+        lambda t: object.__setattr__(t, "size", None),
     ),
     "a static dataclass": (
         lambda h: Layer(X, X, nodes.Settings([h, 1])),
-        lambda t: setattr(t.config, "value", None),
+        lambda t: setattr(t.size, "value", None),
     ),
     "a node's children": (lambda h: nodes.Bag("l", [h], [h]), lambda t: t.items.clear()),
 }

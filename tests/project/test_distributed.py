@@ -14,7 +14,7 @@ def test_two_processes_train_as_one():
     command = [sys.executable, "-m", "bench.examples.data_parallel", "--epochs=2"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
-    parts = re.split("(?m)^.*process.*devices?.*:$", run.stdout)[1:]
+    parts = re.split(r"(?m)^\d process.*device.*:$", run.stdout)[1:]
     assert len(parts) == 3
     for part, n_processes in zip(parts, (2, 1, 1), strict=True):
         losses = re.findall(r"\[process (\d)\] epoch 2: loss (.*)", part)
@@ -23,4 +23,4 @@ def test_two_processes_train_as_one():
         assert len({loss for _, loss in losses}) == 1
         # Each traced once, for all 88 steps.
         assert part.count("88 steps, CacheInfo(entries=1, traces=1") == n_processes
-    assert "and of one with 2 devices: equal bit for bit" in run.stdout
+    assert "of the other process 0.0e+00 away, of two devices 0.0e+00" in run.stdout

@@ -124,13 +124,11 @@ def test_info(capsys, monkeypatch):
     info = dict(re.split(r" {2,}| ", line, maxsplit=1) for line in text.splitlines())
     assert info["eqxjit"] == eqxjit.__version__
     assert {"jax", "jaxlib", "equinox", "python", "platform", "devices"} < {*info}
-    assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?|not recorded", info["commit"])
     assert re.search(rf"^back end +{'native' if eqxjit.native_enabled() else 'Python'}", text, re.M)
     assert "EQXJIT_DEBUG=1" in info["switches"]
-    # Without a plugin for the platform, JAX fails an assertion of its own.
-    monkeypatch.setattr(jax, "devices", lambda: [][0])
+    monkeypatch.setattr(jax, "devices", lambda devices=jax.devices: devices("no such platform"))
     main(["--info"])
-    assert re.search(r"^devices +none: IndexError", capsys.readouterr().out, re.M)
+    assert re.search(r"^devices +none: RuntimeError", capsys.readouterr().out, re.M)
 
 
 def test_the_values_of_switches(monkeypatch):

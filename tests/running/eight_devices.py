@@ -91,14 +91,10 @@ def batch(*axes):
 #: How a weight of 8 by 4 is split.
 SPLITS = {
     "not at all": (),
-    "by rows": ("data",),
     "by columns": (None, "model"),
     "both ways": ("data", "model"),
     "rows over all devices": (("data", "model"),),
 }
-
-
-# --- Where outputs are ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -109,9 +105,9 @@ def test_inputs_and_outputs_keep_their_shardings(split):
     def f(model, x, n):
         return model, model(x), n, jnp.arange(n), eqx.filter_shard(x, over("model"))
 
-    kept, y, _, count, sharded = PlacedTwins(f)(model, x, 3)
+    same, y, _, count, sharded = PlacedTwins(f)(model, x, 3)
     assert placements(model) == before
-    for leaf, (sharding, _) in zip(arrays(kept), before, strict=True):
+    for leaf, (sharding, _) in zip(arrays(same), before, strict=True):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
     assert y.sharding.spec[0] == "data"
     assert len(count.sharding.device_set) == 8
@@ -214,13 +210,11 @@ HARMLESS = {
     "filter_shard": lambda x: eqx.filter_shard(x, over("model", "data")) + 1,
     "a product": lambda x: x @ x.T,
     "psum": _mapped(lambda x: jax.lax.psum(x, "data")),
-    "all_gather": lambda x: jax.lax.map(lambda y: eqx.filter_shard(y, over()), x),
-    "sort": lambda x: jnp.sort(x, axis=0),
     "inv": lambda x: jnp.linalg.inv(x.T @ x + jnp.eye(8)),
 }
 
 
-@pytest.mark.parametrize("axes", [(), ("data",), ("data", "model")])
+@pytest.mark.parametrize("axes", [(), ("data", "model")])
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_which_programs_over_devices_are_waited_for(kind, axes):
     x = batch(*axes)

@@ -167,34 +167,25 @@ def test_the_arrays_of_a_module_as_function_go_at_once():
 
 @pytest.mark.usefixtures("no_collection")
 def test_examples_of_what_is_lowered_or_frozen_go_at_once():
-    f = eqxjit.filter_jit(lambda model, x: model(x))
-    model = Model(X + 1)
-    alive = weakref.ref(model.weight)
-    lowered = f.lower(model, X)
-    del model
-    assert alive() is None
-    assert lowered.compile()(Model(X), X).tolist() == (X * X).tolist()
     before = len(jax.live_arrays())
-    frozen = eqxjit.freeze(Model(X * 3))
-    frozen.compile(X)
-    del frozen
+    lowered = eqxjit.filter_jit(lambda model, x: model(x)).lower(Model(X + 1), X)
+    eqxjit.freeze(Model(X * 3)).compile(X)
     assert len(jax.live_arrays()) <= before
+    assert lowered.compile()(Model(X), X).tolist() == (X * X).tolist()
 
 
-@pytest.mark.parametrize("calls", range(1, CALLS + 1))
 @pytest.mark.usefixtures("no_collection")
-def test_arrays_passed_in_are_not_kept(calls):
-    f = eqxjit.filter_jit(
-        lambda model, x, *rest, **options: (model.weight * x, model, rest, options)
-    )
+def test_arrays_passed_in_are_not_kept():
     before = len(jax.live_arrays())
-    alive = []
-    for i in range(calls):
-        model, x, y = Model(X + i), X + i, np.arange(3.0)
-        alive += [weakref.ref(model.weight), weakref.ref(x), weakref.ref(y)]
-        alive += [weakref.ref(leaf) for leaf in jax.tree.leaves(f(model, x, x + 1, k=[y, x]))]
-    del model, x, y
-    assert not any(ref() is not None for ref in alive)
+    for calls in range(1, CALLS + 1):
+        f = eqxjit.filter_jit(lambda model, x, *rest, **more: (model.weight * x, model, rest, more))
+        alive = []
+        for i in range(calls):
+            model, x, y = Model(X + i), X + i, np.arange(3.0)
+            alive += [weakref.ref(model.weight), weakref.ref(x), weakref.ref(y)]
+            alive += [weakref.ref(leaf) for leaf in jax.tree.leaves(f(model, x, x + 1, k=[y, x]))]
+        del model, x, y
+        assert not any(ref() is not None for ref in alive)
     assert len(jax.live_arrays()) <= before
 
 
@@ -246,59 +237,41 @@ def test_the_least_recently_used_entry_goes():
     assert traced == [1, 2, 3, *range(4, 12), 2]
 
 
-class _Static:
-    """Compared by identity, and weakly referable, as most objects are."""
-
-
-STATICS = {
-    "a lambda": lambda: lambda: None,
-    "a list in a static field": lambda: Model(X, [_Static()]),
-    "a dict key in a static field": lambda: Model(X, {_Static(): 1}),
-}
-
-
-@pytest.mark.parametrize("kind", STATICS)
-def test_an_entry_goes_with_the_object_that_it_was_made_for(kind):
-    f = eqxjit.filter_jit(lambda static, x: x * 2)
-    for _ in range(3):
-        static = STATICS[kind]()
-        f(static, X)
-        assert f.cache_info().entries <= 2
-    del static
-    gc.collect()
-    assert f.cache_info().entries == 0
-
-
-RETURNED = {
+#: Static arguments that hold an object, which goes with its entry.
+HOLDING = {
+    "a lambda": lambda owner: lambda: owner,
+    "a method": lambda owner: owner.method,
     "an object in a field": lambda owner: Model(X, owner),
+    "a list in a field": lambda owner: Model(X, [owner]),
+    "a key of a dict in a field": lambda owner: Model(X, {owner: 1}),
     "a lambda in tuples in a field": lambda owner: Model(X, (1, (lambda: owner, "a"))),
     "in a dict": lambda owner: {"a": lambda: owner, "b": Model(X, owner)},
 }
 
 
-@pytest.mark.parametrize("kind", RETURNED)
-def test_an_entry_goes_although_it_returns_what_it_was_given(kind):
-    f = eqxjit.filter_jit(lambda static, x: (static, x * 2))
+@pytest.mark.parametrize("is_returned", [False, True])
+@pytest.mark.parametrize("kind", HOLDING)
+def test_an_entry_goes_with_the_object_that_it_was_made_for(kind, is_returned):
+    f = eqxjit.filter_jit(lambda static, x: (static if is_returned else None, x * 2))
     alive = []
     for i in range(SOME):
         owner = Owner(i)
         alive.append(weakref.ref(owner))
-        static = RETURNED[kind](owner)
+        static = HOLDING[kind](owner)
         for x in (X, jnp.ones(4)):
             back, _ = f(static, x)
-            assert jax.tree.structure(back) == jax.tree.structure(static)
+            assert not is_returned or jax.tree.structure(back) == jax.tree.structure(static)
     del owner, static, back
     gc.collect()
-    assert sum([ref() is not None for ref in alive]) == 0
+    assert [ref() for ref in alive] == [None] * SOME
     assert f.cache_info().entries == 0
 
 
 def test_a_new_object_at_a_dead_ones_address_is_another():
     """`id` is reused at once: a stale entry would be found."""
-    f = eqxjit.filter_jit(lambda static, x: x * static.value)
-    for value in range(1, 30):
-        static = _Static()
-        static.value = value
+    f = eqxjit.filter_jit(lambda static, x: x * static.i)
+    for value in range(1, 20):
+        static = Owner(value)
         for _ in range(2 if value % 2 else CALLS):
             assert f(static, X).tolist() == (X * value).tolist()
         del static

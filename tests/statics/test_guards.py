@@ -1,5 +1,7 @@
 """Guards compare static objects as a look-up in a dict does: by type, then hash, then `==`."""
 
+import threading
+
 import equinox as eqx
 import jax.numpy as jnp
 import jax.tree_util
@@ -158,3 +160,31 @@ def test_a_registered_flatten_runs_as_often_as_under_equinox():
             of_calls.append(len(flattens))
         counts.append(of_calls)
     assert counts[1][1:] == counts[0][1:]
+
+
+def test_no_lock_is_held_while_static_values_are_compared():
+    """Or a lock that an `==` takes, as of an ORM, might wait for another caller without end."""
+    f = eqxjit.filter_jit(lambda x, value: x * value.n)
+    x = jnp.ones(2)
+    finished = []
+
+    class Value:
+        def __init__(self, n, hashed=1):
+            self.n = n
+            self.hashed = hashed
+
+        def __hash__(self):
+            return self.hashed
+
+        def __eq__(self, other):
+            if threading.current_thread() is threading.main_thread():
+                thread = threading.Thread(target=f, args=(x, Value(len(finished), 10)), daemon=True)
+                thread.start()
+                thread.join(60)
+                finished.append(not thread.is_alive())
+            return type(other) is Value and self.n == other.n
+
+    for n in range(2):
+        assert f(x, Value(n)).tolist() == [n, n]
+    assert finished
+    assert all(finished)

@@ -126,20 +126,14 @@ def _ten_times(self, name):
 
 
 @pytest.mark.parametrize(
-    "members",
-    [
-        {"__getattribute__": _ten_times},
-        {"__eq__": _raise, "__hash__": _raise},
-        {"__repr__": _raise},
-    ],
-    ids=lambda members: next(iter(members)),
+    "members", [{"__getattribute__": _ten_times}, {"__eq__": _raise, "__hash__": _raise}], ids=str
 )
 def test_a_hostile_module_in_and_out(members):
     """What upstream makes of it is right; and it comes out as it would there."""
     fields = {"__annotations__": {"x": jax.Array, "scale": int}, "scale": eqx.field(static=True)}
     kind = type(eqx.Module)("Hostile", (eqx.Module,), {"__module__": __name__, **fields, **members})
     theirs, ours = [jit(lambda tree: (tree.x * tree.scale, tree)) for jit in BOTH]
-    for scale in (2, 2, 2, 2, 3, 2, 3, 3, 3, 3):
+    for scale in (2, 2, 2, 2, 3, 2, 3):
         result, expected = ours(kind(X, scale)), theirs(kind(X, scale))
         assert result[0].tolist() == expected[0].tolist()
         assert type(result[1]) is kind
@@ -164,9 +158,7 @@ _POSITIONAL = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 FUNCTIONS = {
     "annotations that aren't types": lambda: _renamed(__annotations__={"x": "1 +", "n": _raise}),
-    "no module": lambda: _renamed(__module__=None, __doc__=7),
     "a signature that lies": lambda: _renamed(__signature__=inspect.Signature([_POSITIONAL])),
-    "a signature that isn't one": lambda: _renamed(__signature__="hostile"),
     "a call that is a property": lambda: _strange(__call__=property(lambda _: _renamed())),
     "lru_cache": lambda: functools.lru_cache(lambda x, n=2: x * n),
     "singledispatch": lambda: functools.singledispatch(_renamed()),

@@ -25,10 +25,15 @@ GROUPS = {
         *[np.array([None] * 6, object).reshape(shape) for shape in ((2, 3), (3, 2))],
         *[np.array([value] * 6, object).reshape(2, 3) for value in (1, 1.0, True)],
     ],
-    "bytes": [np.array([1, 2], dtype) for dtype in ("<i4", ">i4", "<i8", "<f4")],
+    "bytes": [np.zeros(2, dtype) for dtype in ("<i4", ">i4", "<i8", "<f4")],
     "large": [np.arange(5000.0).reshape(s) for s in ((5000,), (50, 100))],
     "content": [np.arange(5000.0) + i for i in range(3)],
     "signs of zero": [np.zeros(1), -np.zeros(1)],
+    # `==` broadcasts and converts.
+    "of JAX": [
+        *(jnp.ones(1), jnp.ones((1, 1)), jnp.ones((), int), jnp.ones(()), jnp.asarray(1.0)),
+        *(jnp.zeros(1), -jnp.zeros(1)),
+    ],
     "NumPy and JAX": [np.ones(2, np.float32), jnp.ones(2), jnp.ones(2, jnp.int32)],
 }
 

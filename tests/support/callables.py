@@ -24,11 +24,6 @@ def scaled(weight, x):
     return x * weight
 
 
-@functools.wraps(documented)
-def wrapping(*args):
-    return documented(*args)
-
-
 class Model(eqx.Module):
     """A model."""
 
@@ -47,10 +42,6 @@ class Model(eqx.Module):
     def jitted(self, x):
         return self.weight * x
 
-    @classmethod
-    def of_class(cls, x, n=3):
-        return cls.__name__, x * n
-
 
 class Plain:
     """A callable object."""
@@ -58,23 +49,18 @@ class Plain:
     def __call__(self, x):
         return x * 2
 
-    def method(self, x):
-        return x * 3
-
 
 CALLABLES = {
     "function": documented,
     "lambda": lambda x: x * 2,
-    "functools.wraps": wrapping,
+    "functools.wraps": functools.wraps(documented)(lambda *args: documented(*args)),
     "functools.partial": functools.partial(functools.partial(scaled, X)),
     "jax Partial": jax.tree_util.Partial(scaled, X),
-    "NumPy arrays": eqx.Partial(scaled, np.ones(3, np.float32)),
+    "eqx.Partial": eqx.Partial(scaled, np.ones(3, np.float32)),
     "Module": Model(X),
     "method": Model(X).step,
     "jitted method": Model(X).jitted,
     "plain object": Plain(),
-    "method of a plain object": Plain().method,
-    "class method": Model.of_class,
     "class": Model,
     "filter_grad": eqx.filter_grad(lambda x: (x**2).sum()),
     "filter_vmap": eqx.filter_vmap(Model(jnp.ones(()))),

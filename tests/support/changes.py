@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -34,21 +34,16 @@ def apply(change: Change, args: list[Any], kwargs: dict[str, Any]) -> bool:
     return place.is_static
 
 
+_KINDS = {int: bool, bool: float, float: int, list: tuple, tuple: list}
+_KINDS |= {dict: collections.OrderedDict, collections.OrderedDict: dict}
+
+
 def _instead_of(old: Any, change: Change) -> Any:
     """An equal value of another type, or the other zero; where there is none, a new one."""
-    kinds = [int, bool, float]
     if type(old) is float and old == 0 and math.copysign(1, old) > 0:
         return -0.0
-    if type(old) in kinds and old in (0, 1):
-        return kinds[kinds.index(type(old)) - 2](old)
-    containers = {
-        list: tuple,
-        tuple: list,
-        dict: collections.OrderedDict,
-        collections.OrderedDict: dict,
-    }
-    if type(old) in containers:
-        return containers[type(old)](old)
+    if type(old) in _KINDS and (not isinstance(old, (int, float)) or old in (0, 1)):
+        return _KINDS[type(old)](old)
     # Never an array in a static field: it doesn't belong there.
     return change.array() if eqx.is_array(old) else change.value()
 
@@ -56,12 +51,8 @@ def _instead_of(old: Any, change: Change) -> Any:
 _Way = Callable[[Any, Change], Any]
 
 
-@dataclasses.dataclass
-class _Place:
-    """An object that can be changed in place, in some ways.
-
-    - `is_static`: whether that may change a static value.
-    """
+class _Place(NamedTuple):
+    """An object that can be changed in place, in some ways, which may change a static value."""
 
     target: Any
     ways: list[_Way]

@@ -26,12 +26,6 @@ class Point(NamedTuple):
     y: Any = 2
 
 
-class Layer(eqx.Module):
-    weight: Any
-    extra: Any = None
-    config: Any = eqx.field(static=True, default="static")
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     value: Any

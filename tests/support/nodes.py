@@ -18,7 +18,7 @@ import optax
 
 class Layer(eqx.Module):
     weight: Any
-    bias: Any
+    bias: Any = None
     size: Any = eqx.field(static=True, default=1)
 
     def __call__(self, *args, **kwargs):

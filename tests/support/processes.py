@@ -22,6 +22,8 @@ def run(program: str, *arguments: str, stdin: str = "", **environment: str) -> s
     """
     result = start(program, *arguments, stdin=stdin, **environment)
     assert result.returncode == 0, result.stderr[-4000:]
+    # By what is collected at the exit.
+    assert "Exception ignored" not in result.stderr, result.stderr[-4000:]
     return result.stdout
 
 

@@ -316,86 +316,70 @@ def function(header: str, body: Callable[[dict[str, Any]], Any]) -> Callable[...
 # --- Calls ------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """The arguments of a call, to be made."""
-
-    args: tuple[Made, ...]
-    kwargs: dict[str, Made]
-
-    def __call__(self) -> tuple[list[Any], dict[str, Any]]:
-        return [value() for value in self.args], {k: value() for k, value in self.kwargs.items()}
-
-    def replaced(self, name: int | str, value: Made) -> "Arguments":
-        """These arguments, but for one of them."""
-        if isinstance(name, str):
-            return Arguments(self.args, {**self.kwargs, name: value})
-        return Arguments((*self.args[:name], value, *self.args[name + 1 :]), self.kwargs)
+def call(names: list[str | None], *values: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call; those by position have no names."""
+    pairs = [*zip(names, values, strict=True)]
+    return [value for name, value in pairs if not name], {name: v for name, v in pairs if name}
 
 
 @st.composite
-def arguments_of(draw: st.DrawFn, header: str) -> Arguments:
+def calls_of(draw: st.DrawFn, header: str) -> Made:
     """Arguments that these parameters can be bound to."""
     kind = inspect.Parameter
-    args: list[Made] = []
-    kwargs: dict[str, Made] = {}
+    names: list[str | None] = []
     by_position = True
     for parameter in inspect.signature(function(header, dict)).parameters.values():
         if parameter.kind is kind.VAR_POSITIONAL:
-            args += draw(st.lists(trees, max_size=2)) if by_position else []
+            names += [None] * (draw(st.integers(0, 2)) if by_position else 0)
         elif parameter.kind is kind.VAR_KEYWORD:
-            kwargs |= draw(st.dictionaries(st.sampled_from(["class", "out"]), trees, max_size=2))
+            names += draw(st.lists(st.sampled_from(["class", "out"]), unique=True))
         elif parameter.default is not kind.empty and draw(st.booleans()):
             by_position = False
         elif parameter.kind is kind.POSITIONAL_ONLY or (
             by_position and parameter.kind is not kind.KEYWORD_ONLY and draw(st.booleans())
         ):
-            args.append(draw(trees))
+            names.append(None)
         else:
             by_position = False
-            kwargs[parameter.name] = draw(trees)
-    return Arguments(tuple(args), kwargs)
+            names.append(parameter.name)
+    return Made(call, names, *[draw(trees) for _ in names])
+
+
+@st.composite
+def variations_of(draw: st.DrawFn, made: Made) -> Made:
+    """What differs in one place, most often hardly."""
+    place = draw(st.sampled_from(made.places()))
+    old = made.at(place)
+    if old.make is call:
+        return made
+    twins = [value for values in _TWINS if old in values for value in values]
+    if twins:
+        new = draw(st.sampled_from(twins))
+    else:
+        # Where there is no array there may be a static field, which is no place for one.
+        new = draw(leaves if old.make in _ARRAY_KINDS else static_leaves)
+    return made.replaced(place, new)
 
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[Made, Made]:
     """Two trees, most often nearly the same."""
     tree = draw(trees)
-    return tree, draw(variations_of(Arguments((tree,), {}))).args[0]
+    return tree, draw(variations_of(tree))
 
 
 @st.composite
-def variations_of(draw: st.DrawFn, arguments: Arguments) -> Arguments:
-    """Arguments that differ in one value, most often hardly."""
-    names = [*range(len(arguments.args)), *arguments.kwargs]
-    if not names:
-        return arguments
-    name = draw(st.sampled_from(names))
-    old = arguments.args[name] if isinstance(name, int) else arguments.kwargs[name]
-    place = draw(st.sampled_from(old.places()))
-    twins = [value for values in _TWINS if old.at(place) in values for value in values]
-    if twins:
-        new = draw(st.sampled_from(twins))
-    else:
-        # Where there is no array there may be a static field, which is no place for one.
-        new = draw(leaves if old.at(place).make in _ARRAY_KINDS else static_leaves)
-    return arguments.replaced(name, old.replaced(place, new))
-
-
-@st.composite
-def spoiled(draw: st.DrawFn, arguments: Arguments) -> Arguments:
+def spoiled(draw: st.DrawFn, made: Made) -> Made:
     """Arguments that can't be bound, or can't be jitted with, or that the function refuses."""
-    names = [*range(len(arguments.args)), *arguments.kwargs]
-    ways = ["unknown", "more", "less"] + ["bad", "boom"] * bool(names)
-    way = draw(st.sampled_from(ways))
-    if way == "unknown":
-        return Arguments(arguments.args, {**arguments.kwargs, "unknown": Made(same, 1)})
-    if way == "more":
-        return Arguments((*arguments.args, *[Made(same, 1)] * 5), arguments.kwargs)
+    names, *values = made.parts
+    way = draw(st.sampled_from(["unknown", "more", "less"] + ["bad", "boom"] * bool(values)))
+    if way in ("unknown", "more"):
+        more = ["unknown"] if way == "unknown" else [None] * 5
+        return Made(call, [*names, *more], *values, *[Made(same, 1) for _ in more])
     if way == "less":
-        return Arguments(arguments.args[1:], arguments.kwargs)
+        return Made(call, names[1:], *values[1:])
     new = draw(bad_trees) if way == "bad" else Made(same, BOOM)
-    return arguments.replaced(draw(st.sampled_from(names)), new)
+    return made.replaced((draw(st.integers(1, len(values))),), new)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,8 +403,7 @@ class Round:
     - `slot`: whose arguments: each slot holds its own.
     - `before`: what happens first: a `Change`; `"rebuild"` makes the slot's arguments again; other
         words make the wrapper again.
-    - `context`: how the calls are made.
-    - `times`: how many there are.
+    - `context`, `times`: how the calls are made, and how many there are.
     """
 
     slot: int
@@ -442,7 +425,7 @@ class Scenario:
     pieces: list[str]
     form: str
     bound: Made
-    slots: list[Arguments]
+    slots: list[Made]
     rounds: list[Round]
 
 
@@ -459,7 +442,7 @@ _rounds = st.builds(Round, st.integers(0, N_SLOTS - 1), _before, _contexts, st.i
 @st.composite
 def scenarios(draw: st.DrawFn, form: str, pieces: list[str]) -> Scenario:
     header = draw(st.sampled_from(HEADERS))
-    fresh = arguments_of(header)
+    fresh = calls_of(header)
     slots = [draw(fresh)]
     for _ in range(N_SLOTS - 1):
         way = draw(st.sampled_from(["varied"] * 6 + ["same", "fresh", "spoiled"]))

@@ -1,6 +1,5 @@
-"""Across processes (fork, spawn, pickles) and across the turns of one thread (asyncio, ...)."""
+"""Pickles and copies of wrappers: what they do, what they share and what they leave out."""
 
-import asyncio
 import copy
 import pickle
 import re
@@ -8,18 +7,14 @@ import re
 import cloudpickle
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import eqxjit
 from tests.support import picklable
 from tests.support.helpers import assert_same
-from tests.support.sides import CALLS, both
+from tests.support.sides import CALLS
 
 X = jnp.arange(1.0, 4.0)
-
-
-# --- Pickles ----------------------------------------------------------------------------------
 
 
 THINGS = {
@@ -88,31 +83,6 @@ def test_what_was_compiled_stays_behind():
     for _ in range(CALLS):
         local(X)
     assert len(cloudpickle.dumps(local)) == cold
-
-
-# --- The turns of one thread ------------------------------------------------------------------
-
-
-@both
-def test_asyncio_tasks(filter_jit):
-    @filter_jit
-    def f(x, n):
-        return x * n, n
-
-    async def task(i):
-        for step in range(10):
-            n = (i + step) % 3
-            y, m = f(X, n)
-            await asyncio.sleep(0)
-            np.testing.assert_array_equal(y, X * n)
-            y, m = await asyncio.to_thread(f, X, n)
-            np.testing.assert_array_equal(y, X * n)
-            assert m == n
-
-    async def main():
-        await asyncio.gather(*[task(i) for i in range(5)])
-
-    asyncio.run(main())
 
 
 def test_pickles_refer_to_no_private_module():

@@ -79,8 +79,8 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
     same: dict[Any, list[str]] = collections.defaultdict(list)
     for path, leaf in arrays:
         if issubclass(type(leaf), (np.ndarray, np.generic)):
-            if not _is_valid(leaf):
-                return kind(f"The array `{path}` {_why_invalid(leaf)}")
+            if why := _why_invalid(leaf):
+                return kind(f"The array `{path}` {why}")
         elif issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
             # Those that this very call has donated are deleted, too.
             if leaf.is_deleted() and text.startswith(_DELETED):
@@ -100,14 +100,6 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
     )
 
 
-def _is_valid(array: np.ndarray | np.generic) -> bool:
-    try:
-        jax.typeof(array)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
 def _buffer(array: jax.Array) -> int:
     try:
         return array.unsafe_buffer_pointer()
@@ -116,27 +108,30 @@ def _buffer(array: jax.Array) -> int:
         return id(array)
 
 
+# What to do about arrays that JAX can't trace, by the kinds of their dtypes.
+_REMEDIES = {
+    "mM": "pass times as numbers, for example `(t - t0) / np.timedelta64(1, 's')`. For a static "
+    "value, pass a `datetime.datetime`, or a tuple of those.",
+    "SUOT": "convert its items to numbers. For a static value, pass tuples, for example "
+    "`tuple(a.tolist())`.",
+    "V": "pass its fields as arrays, for example in a dict.",
+    "fc": "convert it, for example by `.astype(np.float32)`.",
+}
+
+
 def _why_invalid(array: np.ndarray | np.generic) -> str:
-    """Return why JAX can't trace an array, and what to do about that."""
+    """Return why JAX can't trace an array, and what to do about that; empty if it can."""
     if isinstance(array, np.ma.MaskedArray):
         return (
             "is a NumPy masked array, which JAX can't trace. Pass its `.filled(...)`, and its mask "
             "as another array."
         )
-    what = f"has dtype {array.dtype}, which JAX can't trace:"
-    if array.dtype.kind in "mM":
-        return (
-            f"{what} pass times as numbers, for example `(t - t0) / np.timedelta64(1, 's')`. For a "
-            "static value, pass a `datetime.datetime`, or a tuple of those."
-        )
-    if array.dtype.kind in "SUO":
-        return (
-            f"{what} convert its items to numbers. For a static value, pass tuples, for example "
-            "`tuple(a.tolist())`."
-        )
-    if array.dtype.names is not None:
-        return f"{what} pass its fields as arrays, for example in a dict."
-    return f"{what} convert it, for example by `.astype(np.float32)`."
+    try:
+        jax.typeof(array)
+    except (TypeError, ValueError):
+        remedies = [text for kinds, text in _REMEDIES.items() if array.dtype.kind in kinds]
+        return f"has dtype {array.dtype}, which JAX can't trace: {''.join(remedies)}"
+    return ""
 
 
 def note_tracers(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 
 from .._compat import MISSING
-from .._diagnostics.history import Check, History
+from .._diagnostics.history import History
 from .._fast.signature import Signature
 from .._places import Place, place_of, wrapped_by
 from .._spec.static_key import referents, static_key
@@ -80,20 +80,13 @@ class Table:
         moves what it hits to the front; so Python walks copies.
     """
 
-    def __init__(
-        self,
-        signature: Signature,
-        options: Options,
-        place: Place,
-        check: Check | None = None,
-    ):
-        """`check` is the history's."""
+    def __init__(self, signature: Signature, options: Options, place: Place):
         #: Of `fasts` and the counts. Re-entrant, because garbage collection may drop an entry.
         self.lock = threading.RLock()
         self.signature = signature
         self.options = options
         self.place = place
-        self.history = History(signature.label, options.max_traces, place, self.lock, check)
+        self.history = History(signature.label, options.max_traces, place, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The handlers of wrappers that call all of these, in generated Python.
@@ -103,11 +96,11 @@ class Table:
         self._n_slow = 0
         self._clock = itertools.count()
 
-    def __del__(self) -> None:
-        # How often a family of functions was called counts those that are gone. None if this wasn't
-        # made: the stack was full.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # How often a family of functions was called counts those that are gone. At the exit this
+        # module may be empty; and without a history this wasn't made, because the stack was full.
         history = vars(self).get("history")
-        if history is not None and history.family is not None and not sys.is_finalizing():
+        if history is not None and history.family is not None and not is_finalizing():
             history.family.hits_of_gone += self.info().hits
 
     def find(self, spec: Spec) -> Entry | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 import equinox as eqx
 import jax
-from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
+from jax.tree_util import GetAttrKey, register_pytree_node, register_pytree_with_keys
 
 from .._compat import MISSING, CallableBySlot, TypeNamedForChex
 from .._diagnostics.description import WRAPPERS
@@ -302,14 +302,10 @@ def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
     def flatten(wrapper: JitFunction[..., Any]) -> tuple[tuple[Any, ...], Function]:
         return wrapper._handler.fun_arrays, wrapper._function
 
-    def flatten_with_keys(wrapper: JitFunction[..., Any]) -> Any:
-        arrays, function = flatten(wrapper)
-        return [(FlattenedIndexKey(i), array) for i, array in enumerate(arrays)], function
-
     def unflatten(function: Function, arrays: Any) -> JitFunction[..., Any]:
         return kind(function, tuple(arrays))
 
-    register_pytree_with_keys(kind, flatten_with_keys, unflatten, flatten)
+    register_pytree_node(kind, flatten, unflatten)
     WRAPPERS.add(kind)
 
 

@@ -22,7 +22,6 @@ from .._core.wrapper import (
     register_partial,
     register_wrapper,
 )
-from .._diagnostics.history import Check
 from .._fast.signature import Signature
 from .._places import place_of, trimming
 from .._spec.static_key import CONSTANTS, referents, same, static_key
@@ -56,12 +55,11 @@ class FrozenFunction(JitFunction[P, T]):
         """
         if other_shapes not in (None, *get_args(OtherShapes)):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
-        for leaf in jax.tree.leaves((args, kwargs)):
-            if isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape):
-                raise ValueError(
-                    f"{leaf} stands for arrays of many shapes, and a program is compiled for one: "
-                    "give a size for each dimension. (`save` takes symbolic ones.)"
-                )
+        if any(is_symbolic(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ValueError(
+                "A program is compiled for one shape: give a size for each dimension. (`save` "
+                "takes symbolic ones.)"
+            )
         cost = super().compile(*args, **kwargs)
         history = self._function.table.history
         if other_shapes == "compile":
@@ -85,6 +83,7 @@ class FrozenFunction(JitFunction[P, T]):
         - `path`: the file to write. An existing file is replaced atomically.
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array. If
             its shape is symbolic, the program is compiled for each shape that it is called with.
+            What is left out here can't be passed to the loaded function, not even as its default.
 
         **Raises:**
 
@@ -166,8 +165,6 @@ def freeze(
 
         ```
     """
-    if isinstance(max_constant_bytes, bool) or not isinstance(max_constant_bytes, int):
-        raise TypeError(f"`max_constant_bytes` must be an int; got {max_constant_bytes!r}.")
     options = Options()
     if isinstance(fun, BoundJitFunction):
         fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
@@ -206,9 +203,7 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """
     fun, arrays = read(path)
-    options = Options()
-    # Arguments that the file isn't for are its error, whether or not other shapes are refused.
-    return _frozen("load", _Partial(fun, arrays), options, 0, fun.check)
+    return _frozen("load", _Partial(fun, arrays), Options(), 0)
 
 
 # Not `equinox.Partial`, which warns of a `jax.vmap(model)` in it.
@@ -229,13 +224,9 @@ class _Constant:
 
 
 def _frozen(
-    name: str,
-    partial: _Partial,
-    options: Options,
-    max_constant_bytes: int,
-    check: Check | None = None,
+    name: str, partial: _Partial, options: Options, max_constant_bytes: int
 ) -> FrozenFunction[..., Any]:
-    """Freeze a partial function: errors call it `name(...)`, and `check` raises for arguments."""
+    """Freeze a partial function: errors call it `name(...)`."""
     fun = partial.func
     named = [("fun", fun), ("args", partial.args), ("kwargs", partial.keywords)]
     spec, arrays, statics = split_named(partial, lambda: named)
@@ -253,7 +244,7 @@ def _frozen(
     statics = [value.array if type(value) is _Constant else value for value in statics]
     names = names_of(fun)
     signature = Signature(partial, *names, wrapper=name)
-    table = Table(signature, options, place_of(fun), check=check)
+    table = Table(signature, options, place_of(fun))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 
@@ -275,8 +266,8 @@ def _copy_static(value: Any) -> Any:
     try:
         copied = copy.deepcopy(value, memo)
         is_same = same(copied, key)
-    except Exception:
-        # The user's `__deepcopy__`, or the `==` of a copy that isn't whole.
+    except (AttributeError, RuntimeError, TypeError, ValueError, copy.Error):
+        # It can't be copied, as a lock or a file can't, or the `==` of its copy fails.
         return value
     # One that isn't equal wouldn't be what the user froze or packed.
     return copied if is_same else value

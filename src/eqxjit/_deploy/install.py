@@ -115,17 +115,9 @@ def _replace(namespace: Any, write: Callable[[str, Any], None], name: str, value
 
 # --- Wrappers of upstream's -------------------------------------------------------------------
 
-# The name of a wrapper's link in its `__dict__`. A function may refer to its wrapper: there that is
+# The name of a wrapper's twin in its `__dict__`. A function may refer to its wrapper: there that is
 # a plain cycle, and in a table from wrapper to twin it would keep both alive.
-_LINK = "__eqxjit_link__"
-
-
-class _Link(types.SimpleNamespace):
-    """A link from an upstream wrapper to its `twin`: None, if upstream goes on serving it."""
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        # `None`: what a wrapper is deep-copied or pickled to has no link yet.
-        return type(None), ()
+_TWIN = "__eqxjit_twin__"
 
 
 def _redirecting(name: str) -> Callable[..., Any]:
@@ -135,16 +127,17 @@ def _redirecting(name: str) -> Callable[..., Any]:
 
     def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        link = fields_of(wrapper).get(_LINK)
-        if link is None:
+        fields = fields_of(wrapper)
+        if _TWIN not in fields:
             donate = upstream_donation(wrapper)
-            twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
-            # Another thread may have been first: their twins share what is compiled.
-            link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
+            # None if upstream goes on serving it. Another thread may have been first: their twins
+            # share what is compiled.
+            fields[_TWIN] = donate and filter_jit(wrapper.__wrapped__, donate=donate)
+        twin = fields[_TWIN]
         # An attribute of a class is the wrapper itself.
-        if link.twin is None or (name == "__get__" and args[0] is None):
+        if twin is None or (name == "__get__" and args[0] is None):
             return upstream(wrapper, *args, **kwargs)
-        return getattr(link.twin, name)(*args, **kwargs)
+        return getattr(twin, name)(*args, **kwargs)
 
     return method
 

@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import textwrap
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -23,7 +22,7 @@ from .._compat import is_sharded_aval
 from .._core.errors import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._diagnostics.differences import differences, listed
-from .._spec.static_key import Static, register_reader
+from .._spec.static_key import Static
 from .._spec.tree import Spec, combine, is_array, split
 from .._text import counted, short
 from .freeze import snapshot
@@ -153,8 +152,6 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 
         ```
     """
-    if isinstance(max_leaf_bytes, bool) or not isinstance(max_leaf_bytes, int):
-        raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
     spec, arrays, statics = split_named(tree, lambda: [("tree", tree)], False)
     leaves, _ = tree_flatten_with_path(tree, is_leaf=lambda node: type(node) is Packed)
     for path, leaf in leaves:
@@ -175,22 +172,20 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 # --- Which array is where ---------------------------------------------------------------------
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(unsafe_hash=True)
 class Layout:
-    """A pytree without its arrays, and where in a `Packed` these are. Equal to itself alone.
+    """A pytree without its arrays, and where in a `Packed` these are.
 
+    - `key`: equal for pytrees that may serve the same program.
     - `types`: those of its arrays inside a jitted function, weak types aside.
     - `members`: for each array of a `Packed`, the indices of the pytree's arrays in it.
     """
 
-    spec: Spec
-    statics: Sequence[Any]
-    types: tuple[Type, ...]
-    members: Members
-
-    def __post_init__(self) -> None:
-        # Equal for pytrees that may serve the same program.
-        self.key: Hashable = Static((self.spec, self.types, self.members))
+    key: Hashable = dataclasses.field(repr=False)
+    spec: Spec = dataclasses.field(compare=False)
+    statics: Sequence[Any] = dataclasses.field(compare=False)
+    types: tuple[Type, ...] = dataclasses.field(compare=False)
+    members: Members = dataclasses.field(compare=False)
 
     def __deepcopy__(self, memo: Any) -> "Layout":
         # Nothing in it can change, and copies of what compares by identity would be traced again.
@@ -213,13 +208,12 @@ class Layout:
 
     def gather(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arrays of a `Packed`, from those of a tree; None for those that are."""
-
-        def gathered(first: int, *others: int) -> Any:
-            if not others or arrays[first] is None:
-                return arrays[first]
-            return _join([arrays[index] for index in (first, *others)], self.types[first].dtype)
-
-        return tuple(gathered(*indices) for indices in self.members)
+        return tuple(
+            arrays[first]
+            if not others or arrays[first] is None
+            else _join([arrays[index] for index in (first, *others)], self.types[first].dtype)
+            for first, *others in self.members
+        )
 
     def take_apart(self, gathered: Sequence[Any]) -> list[Any]:
         """Return the arrays of the tree, from those of a `Packed`; None for those that are."""
@@ -246,11 +240,9 @@ class Layout:
         spec, arrays, statics = split(tree, is_input=False)
         types = tuple(map(type_of, arrays))
         if (spec, types) != (self.spec, self.types):
+            old = describe_trees([("tree", self.spec, self.combine(self.types))])
             other = combine(spec, iter(types), iter(statics))
-            old, new = (
-                describe_trees([("tree", *pair)])
-                for pair in ((self.spec, self.combine(self.types)), (spec, other))
-            )
+            new = describe_trees([("tree", spec, other)])
             # Trees of very many parts aren't described.
             found = listed(differences(old, new)) or ["somewhere in a large tree"]
             raise ValueError(
@@ -261,20 +253,16 @@ class Layout:
         return arrays
 
 
-# Pytrees that may serve the same program have the very same layout: comparing two `Packed` compares
-# two addresses then, however large the trees are. Entries of jitted functions hold the keys.
+# Pytrees that may serve the same program share a layout: comparing two `Packed` compares two
+# addresses then, however large the trees are.
 _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
-_lock = threading.RLock()
-
-register_reader(Layout, "key")
 
 
 def _shared_layout(
     spec: Spec, statics: Sequence[Any], types: tuple[Type, ...], members: Members
 ) -> Layout:
-    layout = Layout(spec, statics, types, members)
-    with _lock:
-        return _layouts.setdefault(layout.key, layout)
+    key = Static((spec, types, members))
+    return _layouts.setdefault(key, Layout(key, spec, statics, types, members))
 
 
 def _from_skeleton(skeleton: Any, types: tuple[Type, ...], members: Members) -> Layout:
@@ -293,7 +281,10 @@ def _layout_of(
         # the buffer, a GRU's step took 1.04 of the time of that on the tree, and 0.87 without.
         is_small = is_computable(kind.dtype) and kind.size * kind.dtype.itemsize <= max_leaf_bytes
         is_joined = is_small and not _is_sharded(array)
-        groups[(kind.dtype, _device(array)) if is_joined else index].append(index)
+        # Its user has put it on a device, where it must stay.
+        is_put = not isinstance(array, Tracer) and getattr(array, "committed", False)
+        key = (kind.dtype, array.sharding if is_put else None) if is_joined else index
+        groups[key].append(index)
     members = [
         tuple(group[i : i + MAX_LEAVES_PER_BUFFER])
         for group in groups.values()
@@ -307,12 +298,6 @@ def _is_sharded(leaf: Any) -> bool:
         return is_sharded_aval(jax.typeof(leaf))
     single = jax.sharding.SingleDeviceSharding
     return isinstance(leaf, jax.Array) and not isinstance(leaf.sharding, single)
-
-
-def _device(leaf: Any) -> Hashable:
-    """Return where an array was put by its user, and must stay; None for anywhere."""
-    is_put = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
-    return leaf.sharding if is_put else None
 
 
 # Inlined, because XLA and JAX's transpose don't look into another program.
@@ -358,11 +343,6 @@ _INSTEAD = (
 
 def _check_optimizer(optimizer: Any, layout: Layout) -> None:
     """Raise if an optimizer's updates of a `Packed` aren't those of the tree, to rounding."""
-    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
-        raise TypeError(
-            "`optimizer` must have `init` and `update`, as an `optax.GradientTransformation` has; "
-            f"got {short(optimizer)}."
-        )
     # Without `jit`, a hundred steps would take longer than compiling one.
     update = eqx.filter_jit(optimizer.update)
 
@@ -383,17 +363,13 @@ def _check_optimizer(optimizer: Any, layout: Layout) -> None:
             weights = eqx.apply_updates(weights, updates)
             yield updates
 
-    def as_tree(arrays: list[Any]) -> Any:
-        return eqx.filter(layout.combine(arrays), is_array)
-
-    def as_packed(arrays: list[Any]) -> Packed[Any]:
-        return Packed(layout.gather(arrays), layout)
-
     n_steps = _MAX_STEPS
     # Without gradients there is nothing that hides the decay of weights, however small it is.
     for size in (1.0, 0.0):
-        n_moves, steps_of_packed = 0, steps(as_packed, size)
-        for number, updates in enumerate(steps(as_tree, size), 1):
+        n_moves = 0
+        steps_of_tree = steps(lambda arrays: eqx.filter(layout.combine(arrays), is_array), size)
+        steps_of_packed = steps(lambda arrays: Packed(layout.gather(arrays), layout), size)
+        for number, updates in enumerate(steps_of_tree, 1):
             expected = eqx.filter(updates, is_array)
             try:
                 found = eqx.filter(next(steps_of_packed).unpack(), is_array)

@@ -12,8 +12,8 @@ import itertools
 import json
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from inspect import Parameter
 from typing import Any
@@ -25,16 +25,13 @@ import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._core.slow import CallHandler
-from .._diagnostics.description import Description, NodePart, describe_trees
+from .._diagnostics.description import Description, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
 from .._spec.tree import Spec, arrays_of, combine, split
-from .._text import short
 
 _VERSION = 6
 _HEADER = re.compile(rb"eqxjit\.freeze (\d{1,9}) (\S+) ([0-9a-f]{64})\n")
-
-_PREFIX = ".eqxjit-"
 
 # The first parameter of a saved function: its arrays, by a name that no other has.
 _ARRAYS = ("__arrays", "POSITIONAL_ONLY", False)
@@ -51,26 +48,20 @@ Type = jax.ShapeDtypeStruct
 
 def write(handler: CallHandler, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
-    path = os.fsdecode(path)
     # As `open` does, replace the file that a link leads to, and keep its permissions.
-    target = os.path.realpath(path)
+    target = os.path.realpath(os.fsdecode(path))
+    temporary = f"{target}.{secrets.token_hex(4)}.part"
     try:
-        # In a folder of its own no other file has the name, and `open` sets the usual permissions.
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=os.path.dirname(target)) as folder:
-            temporary = os.path.join(folder, os.path.basename(target))
-            # Opened before the function is traced and exported, which may take minutes.
-            with open(temporary, "wb") as file:
-                file.write(_content(handler, args, kwargs))
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copymode(target, temporary)
-            # At once: a server may be loading the file that is there.
-            os.replace(temporary, target)
-    except OSError as error:
-        if _PREFIX not in str(error.filename):
-            # The function itself raised it, or the disk is full.
-            raise
-        # The user has no file of the temporary one's name.
-        raise type(error)(error.errno, error.strerror, path) from None
+        # Opened before the function is traced and exported, which may take minutes.
+        with open(temporary, "xb") as file:
+            file.write(_content(handler, args, kwargs))
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(target, temporary)
+        # At once: a server may be loading the file that is there.
+        os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
 
 
 def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -136,27 +127,21 @@ def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
         content = file.read()
     if hashlib.sha256(content).hexdigest().encode() != digest:
         raise ValueError(f"{path} is damaged: its checksum differs. Copy or save it again.")
-    try:
-        end = content.index(b"\n") + 1
-        manifest = json.loads(content[:end])
-        offsets = itertools.accumulate(manifest["sizes"], initial=end)
-        program, *arrays = [memoryview(content)[a:b] for a, b in itertools.pairwise(offsets)]
-        fun = SavedFunction(manifest, _exported(path, program, manifest["jax"]))
-        return fun, fun.arrays_from(arrays)
-    except (AttributeError, LookupError, TypeError) as error:
-        # Damage shows in the digest: this file was made by hand.
-        raise ValueError(
-            f"{path} wasn't written by `frozen.save` ({short(error, 200)})."
-        ) from error
+    end = content.index(b"\n") + 1
+    manifest = json.loads(content[:end])
+    offsets = itertools.accumulate(manifest["sizes"], initial=end)
+    program, *arrays = [memoryview(content)[a:b] for a, b in itertools.pairwise(offsets)]
+    fun = SavedFunction(manifest, _exported(path, program, manifest["jax"]))
+    return fun, [
+        jnp.asarray(np.frombuffer(array, kind.dtype).reshape(kind.shape))
+        for array, kind in zip(arrays, fun.array_types, strict=True)
+    ]
 
 
 def _exported(path: str, program: memoryview, version: str) -> Exported:
     try:
         exported = deserialize(bytearray(program))
-    except (ImportError, OSError):
-        # JAX says that it needs flatbuffers. And a timeout is no damage.
-        raise
-    except Exception as error:
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         # JAX's: it raises many kinds for what an older or a newer release has written.
         raise ValueError(
             f"{path} was saved under jax {version}, whose program jax {jax.__version__} can't "
@@ -175,7 +160,11 @@ def _exported(path: str, program: memoryview, version: str) -> Exported:
 
 
 class SavedFunction:
-    """The function in a file: called with the arrays that aren't compiled in, and its arguments."""
+    """The function in a file: called with the arrays that aren't compiled in, and its arguments.
+
+    - `array_types`: the types of those arrays.
+    - `saved_for`: its arguments, in words.
+    """
 
     def __init__(self, manifest: dict[str, Any], exported: Exported):
         name = self.__name__ = self.__qualname__ = manifest["name"]
@@ -186,26 +175,16 @@ class SavedFunction:
         ]
         self.__signature__ = inspect.Signature(parameters)
         self._signature = Signature(self, name, name)
-        self._spec, leaves, statics = split(from_json(manifest["inputs"]))
-        self._out_spec, outs, self._out_statics = split(from_json(manifest["output"]))
+        self._spec, _, statics = split(from_json(manifest["inputs"]))
+        self._out_spec, _, self._out_statics = split(from_json(manifest["output"]))
         types = [Type(aval.shape, aval.dtype) for aval in exported.in_avals]
         n = len(types) - len(manifest["sizes"]) + 1
-        self._types, self._fun_types = types[:n], types[n:]
-        # Where a function returns no array, its program does.
-        if len(leaves) != len(self._types) or (outs and len(outs) != len(exported.out_avals)):
-            raise TypeError("its manifest doesn't fit its program")
+        self._types, self.array_types = types[:n], types[n:]
         # Without arrays there is nothing to transform.
         self._call = _refusing(exported.call, name) if exported.in_avals else exported.call
         self._description = self._describe(self._spec, self._types, statics)
-        parts = [row for row in self._description if not isinstance(row.part, NodePart)]
+        parts = [row for row in self._description if not row.part.is_node]
         self.saved_for = ", ".join([f"{row.path}: {row.part}" for row in parts])
-
-    def arrays_from(self, contents: Sequence[memoryview]) -> list[jax.Array]:
-        """Return the arrays that aren't compiled in."""
-        return [
-            jnp.asarray(np.frombuffer(content, kind.dtype).reshape(kind.shape))
-            for content, kind in zip(contents, self._fun_types, strict=True)
-        ]
 
     def _describe(self, spec: Spec, types: Sequence[Type], statics: Sequence[Any]) -> Description:
         args, kwargs = combine(spec, iter(types), iter(statics))

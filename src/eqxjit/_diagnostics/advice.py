@@ -1,19 +1,19 @@
 """Says what to do about a difference: every remedy is here, and `test_advice.py` follows each."""
 
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from .._places import is_users, is_users_module
-from .description import NUMBERS, ArrayPart, Description, NodePart, Row, StaticPart
+from .description import NUMBERS, ArrayPart, Description, Part, Row
 
+_ONCE = "make it once, before the first call"
 _BY_PARTS = ", which compares by its parts"
 _UNLESS = ", unless a shape or control flow depends on it"
 _SEPARATELY = "If it varies, pass `{array}` as a separate argument"
-_OWNER = "If it should be the same, make {it} once, before the first call, and use that each time"
 
 #: What there is to be done, by a name; a row of `test_advice.py` follows each.
 REMEDIES = {
@@ -33,33 +33,34 @@ REMEDIES = {
     "label": "If the function computes nothing with it, as with a name, leave it out of the call",
     "slice": "If it varies, pass its start as an array and its length as a number, as "
     "`jax.lax.dynamic_slice_in_dim` takes them",
-    # Another object that looks the same, or holds another number.
+    # Another object that equals itself alone.
     "class": "`{kind}` instances compare by identity: create one and reuse it, and define its "
     "class once",
-    "function": "It is another object of the same code{site}: if it should be the same, make it "
-    "{once}",
+    "function": "It is another object of the same code{site}: if it should be the same, {once}",
     "instance": "`{kind}` instances compare by identity: create one and reuse it, or make its "
     "class an `equinox.Module` or a frozen dataclass, which compare by their parts",
-    "local partial": "Partials compare by identity: make it {once}",
-    "made by a library": _OWNER,
+    "local partial": "Partials compare by identity: {once}",
+    "made by a library": "If it should be the same, make {it} once, before the first call, and "
+    "use that each time",
     "method": "A method of another object is another method: make that object once and reuse it, "
     "or make its class an `equinox.Module`" + _BY_PARTS,
-    "optimizer": _OWNER
-    + "; `optax.inject_hyperparams` makes a learning rate an array of its state",
-    "partial": "Partials compare by identity: make it {once}, or use `eqx.Partial`" + _BY_PARTS,
+    "optimizer": "If it should be the same, make {it} once, before the first call; "
+    "`optax.inject_hyperparams` makes a learning rate an array of its state",
+    "partial": "Partials compare by identity: {once}, or use `eqx.Partial`" + _BY_PARTS,
     "parts": "If they should be the same, make them, or {it}, once, before the first call",
-    "transformed": "Each call of `jax.{transformation}` makes another function: make it once, "
-    "before the first call",
-    "transformed, for Equinox": "Each call of `jax.{transformation}` makes another function: make "
-    "it once, before the first call, or use `eqx.filter_{transformation}`" + _BY_PARTS,
-    "transformed Module": "`jax.{transformation}` makes a function that isn't a pytree: the arrays "
-    "of the {transformed} in it are constants, and each is traced again. Use {equinox}, or pass "
-    "the {transformed} as an argument",
+    "transformed": "Each call of `jax.{name}` makes another function: " + _ONCE,
+    "transformed, for Equinox": "Each call of `jax.{name}` makes another function: "
+    + _ONCE
+    + ", or use `eqx.filter_{name}`"
+    + _BY_PARTS,
+    "transformed Module": "`jax.{name}` makes a function that isn't a pytree: the arrays of the "
+    "{transformed} in it are constants, and each is traced again. Use {filtered}, or pass the "
+    "{transformed} as an argument",
     "wrapped again": "Define and wrap it once, outside of loops and of the functions that call it, "
     "and pass what varies as arrays",
     # Another structure.
-    "None at first": "If it is `None` at first only, pass from the start what it begins "
-    "with{zeros}",
+    "None at first": "If it is `None` at first only, pass from the start what it begins with"
+    "{zeros}",
     "keys": "If its keys vary, have it hold all of them in each call",
     "length": "If its length varies, fill it up to a few lengths, or pass one array, "
     "`jnp.stack({path})`, padded to a few sizes",
@@ -78,15 +79,13 @@ REMEDIES = {
     "unhashable slice": "pass its start and its stop as numbers, or as a tuple of these",
 }
 
-_LABELS = ("datetime", "pathlib", "uuid")
-
 
 class Change(NamedTuple):
     """A part that differs between two calls: what it was and is, None where it is absent."""
 
     # Of the latter call; of the former if it is absent there.
     row: Row
-    # Of type `Part | None`, which each remedy narrows.
+    # Of type `Part | ArrayPart | None`, which each remedy narrows.
     old: Any
     new: Any
     # The latter call's.
@@ -97,17 +96,13 @@ class Change(NamedTuple):
     is_resized: bool = False
 
     @property
-    def path(self) -> str:
-        return self.row.name
-
-    @property
     def around(self) -> list[Any]:
         return [row.part for row in self.row.around]
 
     @property
     def holder(self) -> str:
         """The module of the innermost node around it that is no container; empty without one."""
-        return next((part.module for part in self.around if part.module or part.nature), "")
+        return next((part.module for part in self.around if part.module or part.is_opaque), "")
 
     @property
     def is_users(self) -> bool:
@@ -118,14 +113,13 @@ class Change(NamedTuple):
     def is_remade(self) -> bool:
         """True for objects of one code, or one class, that equal themselves alone."""
         old, new = self.old, self.new
-        if not isinstance(new, (StaticPart, NodePart)) or type(old) is not type(new):
-            return False
-        if new.nature not in ("function", "instance", "method", "partial", "iterator"):
+        if not (isinstance(old, Part) and isinstance(new, Part) and new.equals_itself_alone):
             return False
         # A function may hold something else.
-        is_alike = old.text == new.text or new.nature == "iterator" or not self.path
+        is_alike = new.is_node or new.nature == "iterator" or not self.row.name
+        is_alike = is_alike or old.text == new.text
         of_one = (old.nature, old.kind, old.made_at) == (new.nature, new.kind, new.made_at)
-        return of_one and (is_alike or isinstance(new, NodePart))
+        return of_one and is_alike
 
     @property
     def owner(self) -> Row | None:
@@ -135,61 +129,36 @@ class Change(NamedTuple):
         return made[-1] if made else None
 
 
-def is_made_by_user(part: StaticPart | NodePart) -> bool:
+def is_made_by_user(part: Part) -> bool:
     """Return whether the user wrote the code of a callable, or the class of anything else."""
     return is_users(part.made_at.filename) if part.made_at else is_users_module(part.module)
 
 
 def for_change(change: Change, category: str) -> str:
     """Return what to do about a part that differs; empty if there is nothing."""
-    old, new = change.old, change.new
-    if category in _OF_ARRAYS:
-        name = _OF_ARRAYS[category](change)
-    elif isinstance(new, StaticPart) and not isinstance(old, NodePart | None):
-        name = _for_static(change)
+    new = change.new
+    if category == "sharding or device":
+        name = "placement"
+    elif category == "weak type":
+        # The user's array, whoever's function it goes to.
+        name = "weak type" if change.is_users or not change.holder else ""
     elif change.is_remade:
         name = _for_remade(change)
+    elif not change.is_users:
+        # The user can't make it something else everywhere.
+        name = ""
+    elif category.startswith("static"):
+        name = new.nature if new.nature in ("array", "slice") else ""
+        if new.nature == "label" and not change.holder and isinstance(change.old, Part):
+            name = "label"
+        elif _dtype(change.old, new) is not None:
+            name = _for_number(change)
     else:
-        name = _for_structure(change)
-    return _say(name, change) if name else ""
+        name = "" if change.is_resized else _for_structure(change)
+    return _say(name, change)
 
 
-def _for_size(change: Change) -> str:
-    old, new = change.old.shape, change.new.shape
-    is_length = len(old) == len(new) > 0 and old[1:] == new[1:]
-    return "size" if is_length and change.is_users and not change.is_resized else ""
-
-
-def _for_weak_type(change: Change) -> str:
-    # The user's array, whoever's function it goes to.
-    return "" if change.holder and not change.is_users else "weak type"
-
-
-_OF_ARRAYS = {
-    "shape": _for_size,
-    "dtype": lambda change: "",
-    "weak type": _for_weak_type,
-    "sharding or device": lambda change: "placement",
-}
-
-
-def _for_static(change: Change) -> str:
-    new: StaticPart = change.new
-    if change.is_remade:
-        return _for_remade(change)
-    # The user can't make it something else everywhere.
-    if not change.is_users:
-        return ""
-    if new.nature in ("array", "slice"):
-        return new.nature
-    is_label = new.kind in ("str", "bytes") or new.module.partition(".")[0] in _LABELS
-    if is_label and not change.holder and isinstance(change.old, StaticPart):
-        return "label"
-    return "" if _dtype(change.old, new) is None else _where(change)
-
-
-def _where(change: Change) -> str:
-    """Return the remedy for numbers by what holds them."""
+def _for_number(change: Change) -> str:
     opaque = [row for row in change.row.around if row.part.is_opaque]
     if opaque:
         # An array in it couldn't be hashed, and a static field of a Module couldn't hold it either.
@@ -204,26 +173,24 @@ def _where(change: Change) -> str:
 
 
 def _for_remade(change: Change) -> str:
-    new: StaticPart | NodePart = change.new
-    is_own = is_made_by_user(new)
+    new: Part = change.new
     # A library's that the user wraps: only its author could change another one.
-    is_of_names = not new.is_local and (new.is_transformed or new.nature == "partial")
-    is_wrapped = not change.path and is_of_names
-    if not (change.of_user or is_own or is_wrapped):
+    is_wrapped = not (change.row.name or new.is_local)
+    is_own = is_made_by_user(new) or (is_wrapped and new.is_transformed)
+    if not (change.of_user or is_own or (is_wrapped and new.nature == "partial")):
         return ""
-    if new.nature == "iterator":
-        return "iterator"
-    if new.nature == "function" and not (change.path or new.is_transformed):
-        return "wrapped again"
     if new.nature == "partial":
         return "local partial" if new.is_local else "partial"
-    if new.transformed or (new.is_transformed and (is_own or is_wrapped)):
-        return _for_transformed(new)
-    if not is_own:
+    if new.transformed:
+        return "transformed Module"
+    if new.is_transformed and is_own:
+        is_filtered = hasattr(eqx, f"filter_{new.maker.removeprefix('jax.')}")
+        return "transformed, for Equinox" if is_filtered and not new.is_local else "transformed"
+    if new.nature == "function" and not change.row.name:
+        return "wrapped again"
+    if not is_own and new.nature != "iterator":
         return _for_owner(change)
-    if new.nature == "instance" and change.old.key != new.key:
-        return "class"
-    return new.nature
+    return "class" if new.nature == "instance" and change.old.key[0] != new.key[0] else new.nature
 
 
 def _for_owner(change: Change) -> str:
@@ -233,52 +200,38 @@ def _for_owner(change: Change) -> str:
     return "optimizer" if is_optax and not is_injected else "made by a library"
 
 
-def _for_transformed(part: Any) -> str:
-    if part.transformed:
-        return "transformed Module"
-    is_filtered = hasattr(eqx, f"filter_{part.maker.removeprefix('jax.')}")
-    return "transformed, for Equinox" if is_filtered and not part.is_local else "transformed"
-
-
 def _for_structure(change: Change) -> str:
     old, new = change.old, change.new
-    if not change.is_users or change.is_resized:
-        return ""
+    if isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
+        is_length = len(old.shape) == len(new.shape) > 0 and old.shape[1:] == new.shape[1:]
+        return "size" if is_length and old.shape != new.shape else ""
     if old is None or new is None:
-        holder = change.row.around[:1]
-        return "keys" if holder and holder[0].part.key == "dict" else ""
-    if isinstance(old, NodePart) and old.text == "None":
-        return "None at first"
-    if not (isinstance(old, NodePart) and isinstance(new, NodePart)):
-        return ""
-    if not (old.is_container and new.is_container):
-        return ""
-    if old.key == new.key or isinstance(old.key, str):
-        return "order" if isinstance(new.key, str | None) else ""
-    if old.key[0] != new.key[0]:
-        return "container"
-    below = [row.part for row in _below(change.description, change.row)]
-    is_data = all(isinstance(part, ArrayPart) or _is_number(part) for part in below)
-    return "length" if is_data else ""
+        return "keys" if [part.kind for part in change.around[:1]] == ["dict"] else ""
+    if old.nature != "container" or new.nature != "container":
+        return "None at first" if old.is_node and old.kind == "None" else ""
+    if old.kind != new.kind or old.key == new.key:
+        return "order" if old.kind == new.kind else "container"
+    below = [row.part.nature for row in _below(change)]
+    return "length" if {*below} <= {"container", "number", "traced array"} else ""
 
 
 def for_remade_parts(row: Row, changes: list[Change]) -> str:
     """Return what to do about objects that one call made, and that a node holds."""
-    if any(is_made_by_user(change.new) for change in changes):
-        return _say("parts", changes[0], row)
-    return _say(_for_owner(changes[0]), changes[0], row) if changes[0].of_user else ""
+    name = "parts" if any(is_made_by_user(change.new) for change in changes) else ""
+    if changes[0].of_user:
+        name = name or _for_owner(changes[0])
+    return _say(name, changes[0], row)
 
 
-def for_numbers(changes: list[Change], row: Row) -> str:
+def for_numbers(change: Change, row: Row) -> str:
     """Return what to do about numbers of which many differ in one container."""
-    change = changes[0]._replace(row=row)
-    if not change.is_users:
-        return ""
-    return _say(_where(change) if _array(change) else "among others", change)
+    change = change._replace(row=row)
+    name = _for_number(change) if _array(change) else "among others"
+    return _say(name if change.is_users else "", change)
 
 
 def for_unhashable(value: Any) -> str:
-    """Return what to do about a static value that can't be hashed, or compared."""
+    """Return what to do about a static value that can't be hashed."""
     if isinstance(value, slice):
         return REMEDIES["unhashable slice"]
     of_user = is_users_module(type(value).__module__)
@@ -289,90 +242,81 @@ def for_unhashable(value: Any) -> str:
 
 
 def _say(name: str, change: Change, row: Row | None = None) -> str:
-    new = change.new
-    path = (row or change.row).name
-    values: dict[str, Any] = {"path": path, "it": f"`{path}`" if path else "it"}
-    if isinstance(new, (StaticPart, NodePart)):
-        values |= _of_static(change, new)
+    old, new, path = change.old, change.new, (row or change.row).name
+    values: dict[str, Any] = {"path": path, "it": f"`{path}`" if path else "it", "zeros": ""}
     if isinstance(new, ArrayPart):
-        is_plain = not (new.weak_type or new.placement or new.dtype.startswith("key"))
-        zeros = f", such as `jnp.zeros({new.shape}, dtype=jnp.{new.dtype})`"
-        values |= {"zeros": zeros if is_plain else "", "dtype": getattr(change.old, "dtype", "")}
-    return REMEDIES[name].format_map({"zeros": "", **values})
+        values["dtype"] = getattr(old, "dtype", "")
+        if not (new.weak_type or new.placement or new.dtype.startswith("key")):
+            values["zeros"] = f", such as `jnp.zeros({new.shape}, dtype=jnp.{new.dtype})`"
+    elif new is not None:
+        maker = new.maker if new.is_local and not new.maker.endswith(">") else ""
+        transformation, array = new.maker.removeprefix("jax."), _array(change)
+        is_filtered = hasattr(eqx, f"filter_{transformation}")
+        values |= {
+            "array": array.format(path),
+            "made": array.format("..."),
+            "once": f"make it once, outside of `{maker}`" if maker else _ONCE,
+            "site": f" ({new.site})" if new.site else "",
+            "kind": new.kind,
+            "holder": next((part.kind for part in change.around if part.is_opaque), ""),
+            "name": transformation,
+            "transformed": new.transformed,
+            "filtered": f"`eqx.filter_{transformation}`"
+            if is_filtered
+            else "Equinox's transformations",
+        }
+    return REMEDIES[name].format_map(values) if name else ""
 
 
-def _of_static(change: Change, new: Any) -> dict[str, Any]:
-    maker = new.maker if new.is_local and not new.maker.endswith(">") else ""
-    opaque = [part for part in change.around if part.is_opaque]
-    transformation = new.maker.removeprefix("jax.")
-    is_filtered = hasattr(eqx, f"filter_{transformation}")
-    return {
-        "array": _array(change),
-        "made": _array(change, "..."),
-        "once": f"once, outside of `{maker}`" if maker else "once, before the first call",
-        "site": f" ({new.site})" if isinstance(new, StaticPart) and new.site else "",
-        "kind": new.kind,
-        "holder": opaque[0].kind if opaque else "",
-        "transformation": transformation,
-        "transformed": new.transformed,
-        "equinox": f"`eqx.filter_{transformation}`" if is_filtered else "Equinox's transformations",
-    }
+def _below(change: Change) -> list[Row]:
+    path = change.row.path
+    return [row for row in change.description if any(each.path == path for each in row.around)]
 
 
-def _below(description: Description, row: Row) -> list[Row]:
-    return [each for each in description if any(a.path == row.path for a in each.around)]
-
-
-def _is_number(part: Any) -> bool:
-    return isinstance(part, StaticPart) and part.nature == "number"
-
-
-def _array(change: Change, of: str = "") -> str:
+def _array(change: Change) -> str:
     """Return what makes an array of a number, or of all numbers in a container; else nothing."""
-    of = of or change.path
-    rows = _below(change.description, change.row)
-    leaves = [row for row in rows if not isinstance(row.part, NodePart)]
-    nodes = [change.row, *[row for row in rows if isinstance(row.part, NodePart)]]
-    if not rows:
+    if change.row.part.nature != "container":
         dtype = _dtype(change.old, change.new)
-    elif all(_is_number(row.part) for row in leaves):
-        # An array has one length at each depth.
-        lengths = {(len(row.around), str(row.part)) for row in nodes}
-        depths = {len(row.around) for row in leaves}
-        is_list = all(isinstance(row.part.key, tuple) for row in nodes)
-        if not is_list or depths != {len(change.row.around) + len(lengths)}:
-            return f"jax.tree.map(jnp.asarray, {of})"
-        dtype = None
-    else:
+        return f"jnp.asarray({{}}{f', dtype=jnp.{dtype}' if dtype else ''})"
+    rows = _below(change)
+    leaves = [row for row in rows if not row.part.is_node]
+    if not all(row.part.nature == "number" for row in leaves):
         return ""
-    return f"jnp.asarray({of}, dtype=jnp.{dtype})" if dtype else f"jnp.asarray({of})"
+    # An array has one length at each depth.
+    nodes = [change.row, *[row for row in rows if row.part.is_node]]
+    lengths = {(len(row.around), row.part.text) for row in nodes}
+    depths = {len(row.around) for row in leaves}
+    is_list = all(row.part.kind in ("tuple", "list") for row in nodes)
+    is_array = is_list and depths == {len(change.row.around) + len(lengths)}
+    return "jnp.asarray({})" if is_array else "jax.tree.map(jnp.asarray, {})"
 
 
-def _dtype(*parts: Any) -> str | None:
+def _dtype(old: Any, new: Any) -> str | None:
     """Return the dtype for a number that varies; None for what is no number, or doesn't fit."""
-    old, new = parts[0], parts[-1]
-    if isinstance(old, ArrayPart):
-        # A key of random numbers has a dtype that only JAX has.
-        if old.dtype.startswith("key"):
-            return None
-        dtype = jnp.dtype(old.dtype)
-        if new.kind == "bool":
-            return dtype.name
-        kinds = {"int": jnp.number, "float": jnp.inexact, "complex": jnp.complexfloating}
-        if _is_number(new) and jnp.issubdtype(dtype, kinds[new.kind]) and _fits(new, dtype):
-            # Empty where a number has that dtype by itself.
-            by_itself = old.weak_type and dtype == jnp.result_type(NUMBERS[new.kind])
-            return "" if by_itself else dtype.name
-        parts = (new,)
-    if not all(map(_is_number, parts)):
+    parts: Any = [part for part in (old, new) if not isinstance(part, ArrayPart | None)]
+    numbers = [_CONVERTED[p.kind](p.text) for p in parts if p.kind in _CONVERTED and p.key is None]
+    # A key of random numbers has a dtype that only JAX has.
+    is_key = isinstance(old, ArrayPart) and old.dtype.startswith("key")
+    if len(numbers) < len(parts) or not numbers or is_key:
         return None
+    if isinstance(old, ArrayPart):
+        dtype = jnp.dtype(old.dtype)
+        if jnp.result_type(dtype, numbers[0]) == dtype and _fits(numbers[0], dtype):
+            # Empty where a number has that dtype by itself.
+            by_itself = old.weak_type and dtype == jnp.result_type(type(numbers[0]))
+            return "" if by_itself else dtype.name
     # Without a dtype, the array would be of a weak type, unlike most others that may come here.
-    dtype = jnp.result_type(*{NUMBERS[part.kind] for part in parts})
-    return dtype.name if all(_fits(part, dtype) for part in parts) else None
+    dtype = jnp.result_type(*map(type, numbers))
+    are_numbers = all(part.nature == "number" for part in parts)
+    return dtype.name if are_numbers and all(_fits(n, dtype) for n in numbers) else None
 
 
-def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
-    number = NUMBERS[part.kind](part.text)
-    kind, limits = (int, jnp.iinfo) if jnp.issubdtype(dtype, jnp.integer) else (float, jnp.finfo)
-    least, most = kind(limits(dtype).min), kind(limits(dtype).max)
-    return all(least <= v <= most or not math.isfinite(v) for v in (number.real, number.imag))
+_CONVERTED: dict[str, Any] = {**NUMBERS, "bool": "True".__eq__}
+
+
+def _fits(number: Any, dtype: Any) -> bool:
+    value = np.asarray(number)
+    with np.errstate(all="ignore"):
+        cast = value.astype(dtype)
+    is_exact = cast == value or jnp.issubdtype(dtype, jnp.inexact)
+    return bool(is_exact and np.isfinite(cast) == np.isfinite(value))

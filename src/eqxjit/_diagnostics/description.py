@@ -1,11 +1,14 @@
 """Describes what a call was traced for: each part of its arguments by its path, from its spec."""
 
+import datetime
 import functools
 import inspect
 import itertools
+import pathlib
 import random
 import re
 import types
+import uuid
 import weakref
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -15,10 +18,10 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes
+from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._places import CallSite, captured, code_of, is_users, is_users_module, transformation_of
 from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Opaque, Static, static_key
-from .._spec.tree import ARRAY, NODE, children, is_array, read_node
+from .._spec.tree import ARRAY, NODE, children, is_array, read_node, split
 from .._text import counted, short
 
 # Larger trees aren't described.
@@ -28,19 +31,27 @@ _MAX_PARTS = 50_000
 LONG_TEXT = 40
 _MAX_TEXT = 1_000
 # Larger integers fit no dtype, and Python refuses to write out those of thousands of digits.
-_MAX_BITS = 256
+_MAX_BITS = 63
 
-# The most constants that are part of a text.
-_MAX_CONSTANTS = 4
-# What a callable holds is described so deep, and a container in it up to so many entries.
+# What a callable holds is described so deep, but for containers of more entries; and so many
+# constants are a part of its text.
 _MAX_DEPTH = 8
 _MAX_ENTRIES = 100
+_MAX_CONSTANTS = 4
 
 #: Python's types of numbers by their names, without that of truth values.
 NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
 
-# What gives other values each time that it is asked.
-_DRAWN = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+# By their types, what remedies tell apart of values that don't equal themselves alone.
+_NATURES: dict[tuple[type, ...], str] = {
+    (np.random.Generator, np.random.RandomState, np.random.BitGenerator): "iterator",
+    (random.Random,): "iterator",
+    (Tracer,): "array",
+    (datetime.date, datetime.time, pathlib.PurePath, uuid.UUID): "label",
+    (slice,): "slice",
+}
+_NATURES_OF_CONSTANTS = {**dict.fromkeys(NUMBERS, "number"), "str": "label", "bytes": "label"}
+_REMADE = ("function", "instance", "iterator", "method", "partial")
 
 _WRAPPED = re.compile(r"^(?:\._fun\w*)+")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -60,30 +71,39 @@ class ArrayPart(NamedTuple):
     # Empty where JAX may choose.
     placement: str
 
+    nature = "traced array"
+    is_node = False
+
     def __str__(self) -> str:
         weak = " of weak type" if self.weak_type else ""
         placement = f" on {self.placement}" if self.placement else ""
         return f"{array_text(self.dtype, self.shape)}{weak}{placement}"
 
 
-class StaticPart(NamedTuple):
-    """A static value; `kind` is the name of its type.
+class Part(NamedTuple):
+    """A static value, or a node without its children; `kind` is the name of its type.
 
-    `key` is equal, if the text is, to that of another value exactly if one may stand for the other.
+    `key` is equal, if all else is, to that of another exactly if one may stand for the other.
     """
 
     text: str
     key: Any
     kind: str
-    # Of a function, or of the type of anything else.
-    module: str = "builtins"
+    # What remedies depend on: of a node "container", "object" (a dataclass into which JAX doesn't
+    # look) or nothing; of what equals itself alone "function", "partial", "method", "instance"; of
+    # another value as of `_NATURES`.
+    nature: str = ""
+    # Of a function, or of the class of anything else; empty for what may be in anybody's hands.
+    module: str = ""
     # Where a callable's code is, and the function that defines it, or JAX's transformation.
     made_at: CallSite | None = None
     maker: str = ""
     # The class of the Module that is transformed.
     transformed: str = ""
-    # As of `_nature`.
-    nature: str = ""
+    # Whether parts of it are described, too.
+    is_node: bool = False
+    # What else to say, where that alone tells two nodes apart.
+    detail: str = " (another class of that name)"
 
     @property
     def is_transformed(self) -> bool:
@@ -97,50 +117,18 @@ class StaticPart(NamedTuple):
         return self.made_at is not None and "`" in self.text
 
     @property
+    def equals_itself_alone(self) -> bool:
+        return self.nature in _REMADE
+
+    @property
+    def is_opaque(self) -> bool:
+        """True for a node into which JAX doesn't look."""
+        return self.nature not in ("", "container")
+
+    @property
     def site(self) -> str:
         """The user's line where a callable's code is; empty for anything else."""
         return str(self.made_at) if self.made_at and is_users(self.made_at.filename) else ""
-
-    def __str__(self) -> str:
-        text = self.text
-        if self.is_local and self.site:
-            # Not a part of the text, because the working directory may change.
-            return f"{text} at {self.site}"
-        return text if len(text) <= LONG_TEXT or self.made_at else f"{text[:LONG_TEXT]}..."
-
-
-class NodePart(NamedTuple):
-    """A node without its children, by a key as that of a `StaticPart`."""
-
-    text: str
-    key: Any
-    # Of its class; empty for what may be in anybody's hands: a container, a partial.
-    module: str = ""
-    # JAX doesn't look into it: a plain dataclass, or what has a nature.
-    is_opaque: bool = False
-    # What else to say, where that alone tells two nodes apart.
-    detail: str = " (another class of that name)"
-    # Of an object that is described by what it holds, though it equals itself alone: as of
-    # `_nature`, what tells it from others, and where its code is.
-    nature: str = ""
-    identity: Hashable = None
-    made_at: CallSite | None = None
-
-    # As of a `StaticPart`.
-    transformed = maker = site = ""
-    is_transformed = False
-
-    @property
-    def kind(self) -> str:
-        return self.key[0] if self.nature else self.text
-
-    @property
-    def is_local(self) -> bool:
-        return "`" in self.text
-
-    @property
-    def is_container(self) -> bool:
-        return not (self.module or self.nature) and isinstance(self.key, (str, tuple))
 
     @property
     def another(self) -> str:
@@ -149,14 +137,19 @@ class NodePart(NamedTuple):
         return f"another {self.text if self.nature == 'partial' else f'`{self.kind}`'}"
 
     def __str__(self) -> str:
-        return self.text
+        text = self.text
+        if self.is_local and self.site:
+            # Not a part of the text, because the working directory may change.
+            return f"{text} at {self.site}"
+        is_whole = self.is_node or self.made_at or len(text) <= LONG_TEXT
+        return text if is_whole else f"{text[:LONG_TEXT]}..."
 
 
 class Row(NamedTuple):
     """A part of a call, its path, and the rows of the nodes that hold it, inside out."""
 
     path: str
-    # One of the three, which its reader narrows.
+    # Of either class, which its reader narrows.
     part: Any
     around: "tuple[Row, ...]" = ()
     # It is in a static field, into which JAX doesn't look.
@@ -180,7 +173,7 @@ class Description(tuple[Row, ...]):
         starts = [index for index, row in enumerate(self) if not row.around]
         for start, stop in itertools.pairwise([*starts, len(self)]):
             path, part = self[start][:2]
-            if isinstance(part, NodePart):
+            if part.is_node:
                 arrays = [row for row in self[start:stop] if isinstance(row.part, ArrayPart)]
                 texts.append(f"{path}: {part} with {counted(len(arrays), 'array')}")
             else:
@@ -192,7 +185,7 @@ class Description(tuple[Row, ...]):
 WRAPPERS: set[type] = set()
 
 #: Of a call that defies description. (That of a call without arguments is empty.)
-UNKNOWN = Description([Row("...", NodePart("unknown", None))])
+UNKNOWN = Description([Row("...", Part("unknown", None, ""))])
 
 
 def describe(call: Any) -> Description:
@@ -243,18 +236,14 @@ def describe_function(call: Any) -> Description:
 def kind_of(function: Description) -> tuple[str, ...]:
     """Return what two functions of one place share if they are wrapped alike."""
     part = function[0].part
-    name = part.kind if isinstance(part, NodePart) else part.maker
-    return (name, part.nature, part.transformed)
-
-
-#: In place of the spec of what wasn't split, as it is held by a callable.
-_UNSPLIT = "unsplit"
+    return part.kind, part.maker, part.nature, part.transformed
 
 
 def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Description:
     """Describe trees, each from its name, its spec and itself.
 
-    Of objects that equal themselves alone constants are described, and all else up to a depth.
+    Of what an object that equals itself alone holds constants are described, and all else up to a
+    depth.
     """
     rows: list[Row] = []
     # What is left of each node under way, outside in; its path, the rows of the nodes that hold
@@ -266,18 +255,19 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
         for suffix, spec, value, is_field in rest:
             path, is_field, below = prefix + suffix, is_field or is_in_field, ()
             try:
-                if spec is _UNSPLIT:
-                    spec = _spec_of(value)
                 if spec is ARRAY:
                     part: Any = _array(value)
                 elif type(value) in CONSTANTS:
                     part = _constant(value, is_field)
+                elif type(spec) is tuple and not is_field:
+                    part, below = _node(spec, value)
                 else:
-                    part, below = _part_of(spec, value, is_field, len(levels) <= depth)
+                    key = spec.key if isinstance(spec, Static) else spec
+                    part, below = _static(key, value, len(levels) <= depth)
             except Exception:
                 # The user's class may refuse to be asked: for its name, its fields, its flatten, a
                 # `repr`. It is described for us, not for the call, which goes on.
-                part, below = StaticPart("object", id(value), "object"), ()
+                part, below = Part("object", id(value), "object"), ()
             row = Row(path, part, around, is_field)
             rows.append(row)
             if len(rows) + len(below) > _MAX_PARTS:
@@ -290,48 +280,14 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
     return Description(rows)
 
 
-def _spec_of(value: Any) -> Any:
-    """Return the spec of a value, without those of what is below it."""
-    if is_array(value):
-        return ARRAY
-    if value is None or type(value) in registered_nodes:
-        return (NODE, type(value), None)
-    return Static(static_key(value))
-
-
-def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
+def _constant(value: Any, is_field: bool) -> Part:
     if value is None and not is_field:
         # JAX takes it for a node without children.
-        return NodePart("None", None)
-    if type(value) is int and value.bit_length() > _MAX_BITS:
-        return _leaf(static_key(value), value)
+        return Part("None", None, "None", is_node=True)
     name = type(value).__name__
-    return StaticPart(repr(value), None, name, nature="number" if name in NUMBERS else "")
-
-
-def _part_of(spec: Any, value: Any, is_field: bool, is_deep: bool) -> tuple[Any, list[Any]]:
-    """Return the part of a value, and what is below it."""
-    if type(spec) is tuple and not is_field:
-        return _node(spec, value)
-    key = spec.key if isinstance(spec, Static) else spec
-    nature = _nature(key, value)
-    if nature in ("partial", "method", "instance"):
-        opened = _opened(key, value, nature)
-        if opened is not None:
-            below = []
-            for name, content in _contents(value).items():
-                # The call's description has no arrays but the call's.
-                is_short = nature == "partial" or type(content) in CONSTANTS
-                spec = _spec_of(content) if is_short and not is_deep else _UNSPLIT
-                if is_deep or isinstance(spec, Static):
-                    below.append((name, spec, content, False))
-            return opened, below
-    below = _parts_of(key, value)
-    if below is None:
-        return _leaf(key, value, nature), []
-    # JAX may look into a container of another kind, but not into a plain dataclass.
-    is_node = flatten_one_level(value) is not None
-    return _part_of_class(type(value), len(below), not is_node), below
+    if type(value) is int and value.bit_length() > _MAX_BITS:
+        return Part(short(value, _MAX_TEXT), hash(value), name)
+    return Part(repr(value), None, name, _NATURES_OF_CONSTANTS.get(name, ""))
 
 
 def _array(array: Any) -> ArrayPart:
@@ -363,43 +319,60 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
     return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
-def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
-    cls, name = spec[1], spec[1].__name__
+def _node(spec: tuple[Any, ...], value: Any) -> tuple[Part, list[Any]]:
+    cls, name, n = spec[1], spec[1].__name__, len(spec) - 3
     if spec[0] != NODE:
-        return _part_of_class(cls, len(spec) - 3), children(spec, value)
+        return _part_of_class(cls, n), children(spec, value)
     suffixes, values, metadata = read_node(value)
     if cls in WRAPPERS:
         # Around anybody's function.
-        part = NodePart(name, hash(static_key(metadata.options)), detail=" with other options")
-        return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
-    specs = spec[3:] or [_UNSPLIT] * (len(values) if len(values) <= _MAX_ENTRIES else 0)
-    if cls is jax.tree_util.Partial:
-        suffixes = [".args", ".keywords"]
-    zipped = zip(suffixes, specs, values, strict=False)
-    below: list[Any] = [(*each, False) for each in zipped]
-    if cls is jax.tree_util.Partial:
+        key, detail = hash(static_key(metadata.options)), " with other options"
+        below = [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
+        return Part(name, key, name, is_node=True, detail=detail), below
+    is_partial = cls is jax.tree_util.Partial
+    names = [".args", ".keywords"] if is_partial else suffixes
+    below: list[Any] = [(*each, False) for each in zip(names, spec[3:], values, strict=True)]
+    if is_partial:
         below.append((".func", static_key(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):
         # One with fields that its class doesn't have, such as a wrapper's `__doc__`.
-        names = {suffix for suffix, *_ in below}
         rest = [(f".{name}", v) for name, v in fields_of(value).items() if f".{name}" not in names]
         below += [(suffix, static_key(v), v, True) for suffix, v in rest]
-    elif metadata is not None and metadata is not cls and not issubclass(cls, dict):
+    elif not issubclass(cls, dict):
         key = (name, weakref.ref(cls), lasting(static_key(metadata)))
         detail = f" with metadata {short(metadata)}"
-        return NodePart(name, key, cls.__module__, detail=detail), below
-    return _part_of_class(cls, len(values)), below
+        return Part(name, key, name, "", cls.__module__, is_node=True, detail=detail), below
+    return _part_of_class(cls, n), below
 
 
-def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
+def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> Part:
     """Return the part of a node of `n` children that has no metadata."""
     name = cls.__name__
     if cls in (tuple, list):
-        return NodePart(f"{name} of {n}", (name, n))
+        return Part(f"{name} of {n}", n, name, "container", is_node=True)
     if issubclass(cls, dict) and not is_opaque:
-        return NodePart(name, name)
+        return Part(name, None, name, "container", is_node=True)
     module = "" if issubclass(cls, (eqx.Partial, jax.tree_util.Partial)) else cls.__module__
-    return NodePart(name, weakref.ref(cls), module, is_opaque)
+    return Part(name, weakref.ref(cls), name, "object" * is_opaque, module, is_node=True)
+
+
+def _static(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, list[Any]]:
+    """Return the part of a static value, and what is below it."""
+    below = _parts_of(key, value)
+    if below is not None:
+        # JAX may look into a container of another kind, but not into a plain dataclass.
+        is_node = flatten_one_level(value) is not None
+        return _part_of_class(type(value), len(below), not is_node), below
+    part, below = _leaf(key, value), []
+    for name, content in _contents(value).items() if part.is_node else ():
+        is_large = isinstance(content, (tuple, list, dict)) and len(content) > _MAX_ENTRIES
+        is_read = is_deep or part.nature == "partial"
+        if type(content) in CONSTANTS or (is_read and not is_large):
+            spec = split(content, is_input=False)[0]
+            # The call's description has no arrays but the call's.
+            if is_deep or isinstance(spec, Static):
+                below.append((name, spec, content, False))
+    return part, below
 
 
 def _parts_of(key: Hashable, value: Any) -> list[Any] | None:
@@ -423,35 +396,8 @@ def _parts_of(key: Hashable, value: Any) -> list[Any] | None:
     return [(*each, True) for each in zip(suffixes, parts, values, strict=False)]
 
 
-def _opened(key: Hashable, value: Any, nature: str) -> NodePart | None:
-    """Return the part of an object that equals itself alone, if it is a node; or None."""
-    kind, code, text = type(value), None, f"{type(value).__name__} object"
-    if nature == "partial":
-        text, code = f"partial of {_text(value.func)}", code_of(value)
-    elif nature == "method":
-        kind, text = type(value.__self__), f"`{value.__qualname__}`"
-    if nature != "partial" and not is_users_module(kind.__module__):
-        return None
-    return NodePart(
-        text,
-        (kind.__name__, weakref.ref(kind)),
-        "" if nature == "partial" else kind.__module__,
-        is_opaque=True,
-        nature=nature,
-        identity=lasting(key),
-        made_at=code and CallSite(code.co_filename, code.co_firstlineno),
-    )
-
-
 def _contents(value: Any) -> dict[str, Any]:
-    """Return what a callable, or an instance of a class, holds, by what follows its path."""
-    kind = type(value)
-    if isinstance(value, type):
-        return {}
-    if kind is types.FunctionType:
-        return {f".{name}": content for name, content in captured(value)}
-    if kind is types.MethodType:
-        return _contents(value.__self__)
+    """Return what a partial, an instance, or that of a method holds, by what follows its path."""
     if isinstance(value, functools.partial):
         is_function = type(value.func) is types.FunctionType
         names = value.func.__code__.co_varnames if is_function else ()
@@ -459,7 +405,9 @@ def _contents(value: Any) -> dict[str, Any]:
         held = {f".{name or f'args[{i}]'}": v for i, (name, v) in enumerate(named)}
         held |= {f".{name}": content for name, content in sorted(value.keywords.items())}
         return held if is_function else held | {".func": value.func}
-    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    if isinstance(value, types.MethodType):
+        value = value.__self__
+    slots = [vars(base).get("__slots__", ()) for base in type(value).__mro__]
     names = [name for some in slots for name in ([some] if isinstance(some, str) else some)]
     found = {name: getattr(value, name) for name in names if hasattr(value, name)}
     found |= getattr(value, "__dict__", {})
@@ -467,23 +415,17 @@ def _contents(value: Any) -> dict[str, Any]:
 
 
 def _nature(key: Hashable, value: Any) -> str:
-    """Return what a static value is, as far as remedies tell that apart.
-
-    An "array", an "iterator", a "slice", a "method"; of what equals itself alone also a "partial",
-    a "function" or an "instance"; else nothing. (A "number" is a constant.)
-    """
     kind = type(value)
-    if isinstance(value, type):
-        return ""
-    if hasattr(kind, "__next__") or isinstance(value, _DRAWN):
+    for kinds, nature in _NATURES.items():
+        if issubclass(kind, kinds):
+            return nature
+    if hasattr(kind, "__next__"):
         return "iterator"
-    if isinstance(value, Tracer) or is_array(value):
+    if is_array(value):
         return "array"
-    if kind is slice:
-        return "slice"
-    if kind is types.MethodType:
+    if kind is types.MethodType and not isinstance(value.__self__, type):
         return "method"
-    if type(key) is tuple or kind.__eq__ is not object.__eq__:
+    if type(key) is tuple or kind.__eq__ is not object.__eq__ or isinstance(value, type):
         return ""
     if isinstance(value, functools.partial):
         return "partial"
@@ -493,23 +435,28 @@ def _nature(key: Hashable, value: Any) -> str:
     return "instance" if kind.__hash__ is object.__hash__ else ""
 
 
-def _leaf(key: Hashable, value: Any, nature: str = "") -> StaticPart:
-    kind: Any = type(value)
-    name: str = kind.__name__
+def _leaf(key: Hashable, value: Any) -> Part:
+    nature, kind = _nature(key, value), type(value)
     is_function, code = kind is types.FunctionType, code_of(value)
     transformation, target = transformation_of(value) if is_function else ("", None)
     own = value.__code__ if is_function else code
     # The function that defines it.
     maker = own.co_qualname.rpartition(".<locals>.")[0] if own else ""
-    return StaticPart(
-        _text(value),
+    of: Any = value if is_function else type(value.__self__) if nature == "method" else kind
+    is_node = nature == "partial" or (
+        nature in ("method", "instance") and is_users_module(of.__module__)
+    )
+    name = (kind if is_function else of).__name__
+    return Part(
+        f"{name} object" if nature == "instance" and is_node else _text(value),
         (weakref.ref(kind), lasting(key)),
         name,
-        (value if is_function else kind).__module__ or "",
+        nature,
+        "" if nature == "partial" else of.__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
         f"jax.{transformation}" if transformation else maker,
         type(target).__name__ if isinstance(target, eqx.Module) else "",
-        nature,
+        is_node,
     )
 
 
@@ -535,11 +482,9 @@ def _text(value: Any) -> str:
             of = type(target).__name__ if isinstance(target, eqx.Module) else _text(target)
             return f"jax.{transformation} of {of}"
     if isinstance(value, functools.partial):
-        keywords = [f"{name}={_text(argument)}" for name, argument in value.keywords.items()]
-        arguments = ", ".join([*map(_text, value.args), *keywords])
-        return f"partial of {_text(value.func)}{f' with {arguments}' if arguments else ''}"
+        return f"partial of {_text(value.func)}"
     if kind is types.MethodType:
-        return f"method {value.__qualname__} of {_text(value.__self__)}"
+        return f"`{value.__qualname__}`"
     if isinstance(value, type):
         # The text of `float32` by itself is that of an array of that dtype.
         return f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
@@ -552,18 +497,16 @@ def _text(value: Any) -> str:
             # A line of a library's is no help, but where in the library.
             is_ours = is_users(value.__code__.co_filename)
             name = value.__name__ if is_ours else name.replace(".<locals>", "")
-            return f"`{name}`{_holding(value)}"
+            # What tells it from one made alike.
+            constants = [f"{n}={short(v)}" for n, v in captured(value) if type(v) in CONSTANTS]
+            held = ", ".join(constants[:_MAX_CONSTANTS])
+            return f"`{name}`{f' with {held}' if held else ''}"
         wrapped = inspect.unwrap(value)
         if isinstance(wrapped, types.FunctionType):
             return f"{kind.__name__} of {_text(wrapped)}"
     if kind.__repr__ is object.__repr__:
-        return f"{kind.__name__} object{_holding(value)}"
+        return f"{kind.__name__} object"
+    if isinstance(value, eqx.Module):
+        return kind.__name__
     # Where something is in memory tells nothing.
     return _ADDRESS.sub("", short(value, _MAX_TEXT))
-
-
-def _holding(value: Any) -> str:
-    """Return the constants that a value holds as a text: what tells it from one made alike."""
-    held = _contents(value).items()
-    constants = [f"{path[1:]}={short(v)}" for path, v in held if type(v) in CONSTANTS]
-    return f" with {', '.join(constants[:_MAX_CONSTANTS])}" if constants else ""

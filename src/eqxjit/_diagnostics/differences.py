@@ -8,16 +8,7 @@ from typing import Any, NamedTuple
 from .._places import Place
 from . import advice
 from .advice import Change
-from .description import (
-    LONG_TEXT,
-    UNKNOWN,
-    ArrayPart,
-    Description,
-    NodePart,
-    Row,
-    StaticPart,
-    array_text,
-)
+from .description import LONG_TEXT, UNKNOWN, ArrayPart, Description, Part, Row, array_text
 
 FUNCTION = "function defined again"
 CALLABLE = "another callable"
@@ -28,13 +19,6 @@ OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
 # What is spelled out: differences, as a new model may differ in every array; and parts.
 _MAX_SHOWN = 8
 _MAX_PARTS = 4
-
-# By the types of what was there and is there now; arrays are compared further.
-_CATEGORIES: dict[tuple[type, type], str] = {
-    (StaticPart, StaticPart): "static value changed",
-    (ArrayPart, StaticPart): "static where an array was",
-    (StaticPart, ArrayPart): "an array where a static value was",
-}
 
 
 class Difference(NamedTuple):
@@ -102,17 +86,21 @@ def _all_changes(old: Description, new: Description) -> list[tuple[Row, Any, Any
     """Return the parts that differ, outside in: each row, what was there, and what is there now."""
     old_parts, new_parts = ({row.path: row.part for row in rows} for rows in (old, new))
     changed = [row for row in new if old_parts.get(row.path) != row.part]
+    changed += [row for row in old if row.path not in new_parts]
+    # One object may have changed in place, which no call sees.
+    alone = {r.path for row in changed for r in row.around if r.part.equals_itself_alone}
+    same = {path for path in alone if old_parts.get(path) == new_parts.get(path)}
     changes = [
         (row, old_parts.get(row.path), new_parts.get(row.path))
-        for row in [*changed, *[row for row in old if row.path not in new_parts]]
-        # One object may have changed in place, which no call sees.
-        if not any(r.part.nature and old_parts.get(r.path) == r.part for r in row.around)
+        for row in changed
+        if same.isdisjoint([each.path for each in row.around])
     ]
     if not changes and [*old_parts] != [*new_parts]:
         # Of the same parts: the first that is elsewhere is in a dict whose keys are.
         moved = next(r for was, r in zip(old, new, strict=True) if was.path != r.path)
         row = moved.around[0] if moved.around else moved
-        changes.append((row, row.part, NodePart(f"{row.part} with its keys in another order", "")))
+        moved_part = row.part._replace(text=f"{row.part} with its keys in another order")
+        changes.append((row, row.part, moved_part))
     return changes
 
 
@@ -130,11 +118,11 @@ def _changes(old: Description, new: Description, of_user: bool) -> list[Change]:
             continue
         change = Change(row, was, is_now, new, of_user)
         # What an opened callable holds tells more than that it is another one.
-        if not (change.is_remade and isinstance(is_now, NodePart)):
+        if not (change.is_remade and is_now.is_node):
             opaque.add(row.path)
         changes.append(change)
     told = {each.path for change in changes if not change.is_remade for each in change.row.around}
-    changes = [c for c in changes if not (isinstance(c.new, NodePart) and c.row.path in told)]
+    changes = [c for c in changes if not (c.is_remade and c.row.path in told)]
     # A model of another size has other shapes and other static fields.
     categories: dict[str, set[str]] = collections.defaultdict(set)
     for change in changes:
@@ -148,29 +136,39 @@ def _changes(old: Description, new: Description, of_user: bool) -> list[Change]:
 
 def _category(change: Change) -> str:
     old, new = change.old, change.new
-    if isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
-        return "shape" if old.shape != new.shape else "dtype"
     if not change.row.around and None in (old, new):
         return "argument newly passed or left out"
     if change.is_remade:
         return "static value changed"
-    return _CATEGORIES.get((type(old), type(new)), "structure changed")
+    if old is None or new is None or old.is_node or new.is_node:
+        return "structure changed"
+    if isinstance(old, Part):
+        is_array = isinstance(new, ArrayPart)
+        return "an array where a static value was" if is_array else "static value changed"
+    if isinstance(new, Part):
+        return "static where an array was"
+    return "shape" if old.shape != new.shape else "dtype"
 
 
 def _group_of(change: Change) -> tuple[Hashable, ...] | None:
     """Return what changes of one cause share: the node that holds them, and the cause."""
     new, around = change.new, change.row.around
-    if change.is_remade and isinstance(new, StaticPart) and new.nature != "iterator":
+    if change.is_remade and not new.is_node and new.nature != "iterator":
         # Objects below one argument that one call made again.
         if change.owner is not None:
             return change.owner.path, "remade"
         if new.made_at is None or not new.maker or not around:
             return None
         return around[-1].path, new.made_at.filename, new.maker
-    containers = [*itertools.takewhile(lambda row: row.part.is_container, around)]
+    containers = _containers(change)
     if containers and _category(change) == "static value changed" and not change.is_remade:
         return containers[-1].path, "numbers" if new.nature == "number" else "values"
     return None
+
+
+def _containers(change: Change) -> list[Row]:
+    """Return the containers around a part, inside out, up to an object of a class."""
+    return [*itertools.takewhile(lambda row: row.part.nature == "container", change.row.around)]
 
 
 def differences(
@@ -212,10 +210,9 @@ def _is_by_itself(change: Change) -> bool:
 def _of_many(changes: list[Change]) -> Difference:
     first = changes[0]
     if not first.is_remade:
-        row = [*itertools.takewhile(lambda row: row.part.is_container, first.row.around)][-1]
-        is_number = first.new.nature == "number"
+        row, is_number = _containers(first)[-1], first.new.nature == "number"
         text = f"{len(changes)} {'numbers' if is_number else 'values'}"
-        remedy = advice.for_numbers(changes, row) if is_number else ""
+        remedy = advice.for_numbers(first, row) if is_number else ""
         return Difference("static value changed", row.name, "", text, remedy)
     # Or the innermost node that holds them all.
     owner = first.owner or next(
@@ -236,10 +233,10 @@ def _of_one(change: Change) -> Iterator[Difference]:
     old, new, category = change.old, change.new, _category(change)
     if isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
         for name, texts in _of_arrays(old, new):
-            yield Difference(name, change.path, *texts, advice.for_change(change, name))
+            yield Difference(name, change.row.name, *texts, advice.for_change(change, name))
         return
     was, is_now = _texts_apart(old, new)
-    yield Difference(category, change.path, was, is_now, advice.for_change(change, category))
+    yield Difference(category, change.row.name, was, is_now, advice.for_change(change, category))
 
 
 def of_functions(old: Description, new: Description, place: Place) -> list[Difference]:
@@ -261,7 +258,7 @@ def _another(old: Any, new: Any, place: Place) -> tuple[str, str]:
     # A line of a library's is no help.
     where = f" ({place.site})" if place.site and place.is_users else ""
     category, text = CALLABLE, f"another one of `{place.qualname}`{where}"
-    if new.nature and isinstance(new, NodePart):
+    if new.is_node and new.equals_itself_alone:
         text = f"{new.another}, which compares by identity,"
     elif new.is_transformed:
         of = f"an object of `{new.transformed}`" if new.transformed else f"`{place.qualname}`"
@@ -275,7 +272,7 @@ def _another(old: Any, new: Any, place: Place) -> tuple[str, str]:
             category = FUNCTION
             text = f"another function made of the same code{where}" if where else text
     text += " was traced before"
-    if str(old) != str(new) and isinstance(new, StaticPart):
+    if str(old) != str(new) and not new.is_node:
         text += f": {old}, now {new}"
     return category, text
 
@@ -285,8 +282,8 @@ def _texts_apart(old: Any, new: Any) -> list[str]:
     texts = ["absent" if part is None else str(part) for part in (old, new)]
     if texts[0] != texts[1]:
         return texts
-    if isinstance(old, NodePart):
-        return texts if new.nature else [f"{part}{part.detail}" for part in (old, new)]
+    if old.is_node:
+        return texts if new.equals_itself_alone else [f"{part}{part.detail}" for part in (old, new)]
     if old.text != new.text:
         # Both are long: from a little before the first character that differs.
         pairs = zip(old.text, new.text, strict=False)

@@ -4,7 +4,6 @@ import collections
 import functools
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from .._compat import is_staging, trace_configuration, weak_lowering
@@ -28,10 +27,6 @@ _MANY = 10
 _MAX_LISTED = 32
 
 
-#: Raises for `(args, kwargs)` that a function itself refuses.
-Check = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-
-
 class TooManyTracesError(RuntimeError):
     """A call would trace a function more often than its `max_traces` allows."""
 
@@ -44,13 +39,15 @@ class Family:
         self.latest: Description | None = None
         #: The first trace of each member, up to a bound.
         self.streak: list[Trace] = []
-        #: The tables of members, and the hits of those that are gone.
-        self.tables: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: The tables of members by `id`, and the hits of those that are gone.
+        self.tables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.hits_of_gone = 0
 
     @property
     def hits(self) -> int:
-        return self.hits_of_gone + sum([table.info().hits for table in self.tables])
+        # Not by iterating: other threads add tables.
+        tables = [table for ref in self.tables.valuerefs() if (table := ref()) is not None]
+        return self.hits_of_gone + sum([table.info().hits for table in tables])
 
 
 # Of the latest places, because a session may define functions without end.
@@ -65,7 +62,6 @@ class History:
     - `name`: what to call the function.
     - `n_traces`: their number since the cache was last cleared.
     - `why_sealed`: why no call may be traced any more; empty if one may be.
-    - `check`: tried before a trace is refused, because a wrong argument is no new shape.
     """
 
     def __init__(
@@ -74,13 +70,11 @@ class History:
         max_traces: int | None,
         place: Place,
         lock: threading.RLock,
-        check: Check | None = None,
     ):
         self.name = name
         self.place = place
         self.n_traces = 0
         self.why_sealed = ""
-        self.check = check
         self._max_traces = max_traces
         self._lock = lock
         #: Those under way.
@@ -111,7 +105,8 @@ class History:
             relative = None
             if function is not UNKNOWN:
                 self.family = _family_of(self.place, *kind_of(function))
-                self.family.tables.add(call.function.table)
+                table = call.function.table
+                self.family.tables[id(table)] = table
                 relative = self.family.latest
                 if relative == function:
                     # The same under other options.
@@ -140,8 +135,6 @@ class History:
             if not why_not:
                 self._begun.append(trace)
         if why_not:
-            if self.check is not None:
-                self.check(call.args, call.kwargs)
             raise TooManyTracesError(
                 f"{why_not}, and the call at {where} would be trace {trace.number}.\n"
                 f"{trace.explanation()}{self._compiled() if why_not is self.why_sealed else ''}"
@@ -193,7 +186,7 @@ class History:
             trace._jaxpr, trace._lowering = weakref.ref(jaxpr), weak_lowering(lowered)
             if listeners:
                 # For a report that is read when JAX has dropped them.
-                _ = trace.program, trace.memory, trace.has_host_callback
+                _ = trace.program
         if switches and trace._is_again:
             log(trace)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.

@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 import jax
 
 from .._compat import compiled_source
-from .._places import JAX_FILES, CallSite, innermost_line
+from .._places import JAX_FILES, innermost_line
 from .._text import bytes_text, times
 from .events import listeners
 from .html import block, paragraph, table
+from .size import MANY_BYTES, Program
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
-from .trace import COMPILING, Memory, Seconds, Trace, TraceList
+from .trace import COMPILING, Seconds, TraceList
 
 # The latest.
 _MAX_EVENTS = 100_000
 
-# Fewer operations outside of any jit aren't worth a note, nor fewer bytes.
+# Fewer operations outside of any jit aren't worth a note.
 _MANY_OPERATIONS = 10
-_MANY_BYTES = 2**20
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
@@ -44,8 +44,7 @@ class ReportRow(NamedTuple):
         that were traced meanwhile, and what was compiled meanwhile.
     - `share`: the part of the report's total seconds, from 0 to 1.
     - `persistent_cache_hits`: how many of its programs came from JAX's persistent cache.
-    - `largest`: its trace with the most equations, which has their number, their lines and the
-        program's memory; `None` for a function that isn't under eqxjit's `filter_jit`.
+    - `program`: its largest one; `None` for a function that isn't under eqxjit's `filter_jit`.
     - `reason`: the most repeated reason for which it was traced again, and how often.
     """
 
@@ -54,48 +53,40 @@ class ReportRow(NamedTuple):
     seconds: Seconds
     share: float
     persistent_cache_hits: int
-    largest: Trace | None
+    program: Program | None
     reason: str
 
     @property
     def equations(self) -> int | None:
-        """The size of its largest jaxpr, nested ones included."""
-        return None if self.largest is None else self.largest.equations
-
-    @property
-    def memory(self) -> Memory | None:
-        """What XLA takes for that program."""
-        return None if self.largest is None else self.largest.memory
+        """The size of that program, nested ones included."""
+        return None if self.program is None else self.program.equations
 
     @property
     def is_never_cached(self) -> bool:
-        """Whether JAX's persistent cache, which is on, never holds that program."""
+        """True if JAX's persistent cache is on, and never holds that program."""
         config: Any = jax.config
         is_on = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
-        return bool(is_on and self.largest and self.largest.has_host_callback)
+        return bool(is_on and self.program and self.program.calls_python)
 
     def notes(self) -> list[str]:
-        """Return what to know about its size, its memory and the persistent cache."""
-        if self.largest is None:
+        """Return what to know about the program's size, its memory and the persistent cache."""
+        program = self.program
+        if program is None:
             return []
-        notes: list[str] = []
-        program, memory = self.largest.program, self.memory
-        if program is not None:
-            if program.lines:
-                lines = [f"\n    {line}" for line in program.lines]
-                notes.append(f"{program.equations:,} equations, most of them by{''.join(lines)}")
-            notes += program.notes
-            n_bytes = memory.temporaries if memory else 0
+        lines = "".join([f"\n    {line}" for line in program.lines])
+        notes = [f"{self.equations:,} equations, most of them by{lines}"] if lines else []
+        notes += program.notes
+        if program.memory is not None:
+            n_bytes, saves = program.memory.temporaries, program.donation_saves
             # XLA fuses others away.
             arrays = [str(each) for each in program.largest_arrays if each.bytes <= n_bytes]
-            if arrays and n_bytes >= _MANY_BYTES:
+            if arrays:
                 notes.append(
                     f"it takes {bytes_text(n_bytes)} on the way. The largest arrays: "
                     f"{'; '.join(arrays)}. `jax.checkpoint` keeps fewer for a gradient; others may "
                     "be made block by block (`jax.lax.map` with `batch_size`)."
                 )
-            saves = program.donation_saves
-            if memory and not memory.donated and saves >= _MANY_BYTES:
+            if not program.memory.donated and saves >= MANY_BYTES:
                 notes.append(
                     f"it returns {bytes_text(saves)} of arrays with the shapes of its arguments: "
                     'where these aren\'t used again, `filter_jit(donate="all")` saves that much.'
@@ -115,19 +106,17 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
         setattr(seconds, span.phase, spent)
     # A program that is compiled for another device has no trace, nor has JAX's function.
     traces = _traces_of(spans)
-    found = [each for trace in traces for each in (*trace.differences, *trace.recompiled)]
-    reason = ""
-    for cause, count in Counter(each.cause for each in found).most_common(1):
-        often = f" ({times(count)})" if count > 1 else ""
-        reason = f"{cause}{often}"
+    programs = [trace.program for trace in traces if trace.program is not None]
+    found = [each.cause for trace in traces for each in (*trace.differences, *trace.recompiled)]
+    reasons = Counter(found).most_common(1)
     return ReportRow(
         function=function,
         traces=max(len(traces), sum([span.phase == COMPILING for span in spans])),
         seconds=seconds,
         share=seconds.total / total_seconds if total_seconds else 0.0,
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
-        largest=max(traces, key=lambda trace: trace.equations or 0, default=None),
-        reason=reason,
+        program=max(programs, key=lambda program: program.equations, default=None),
+        reason="".join([f"{cause} ({times(n)})" if n > 1 else str(cause) for cause, n in reasons]),
     )
 
 
@@ -178,19 +167,13 @@ class CompileReport:
         n = sum([span.phase == COMPILING for span in spans])
         if n < _MANY_OPERATIONS or seconds < total / 4:
             return []
-        by_function: dict[tuple[str, str], float] = defaultdict(float)
-        by_line: dict[CallSite, float] = defaultdict(float)
+        by_line: dict[Any, float] = defaultdict(float)
         for span in spans:
-            assert span.called_by is not None
-            site, function = span.called_by
-            by_function[site.filename, function] += span.seconds
-            by_line[site] += span.seconds
-        filename, function = max(by_function, key=by_function.__getitem__)
-        lines = [site for site in by_line if site.filename == filename]
-        line = max(lines, key=by_line.__getitem__)
+            by_line[span.called_by] += span.seconds
+        line, function = max(by_line, key=by_line.__getitem__)
         return [
             f"{seconds / total:.0%} of the time went into {n} operations outside of any jit, most "
-            f"of it from `{function}` ({line}): call them in a jitted function."
+            f"of all by {line} (`{function}`): call them in a jitted function."
         ]
 
     @property
@@ -254,7 +237,8 @@ class CompileReport:
 
 def _columns(row: ReportRow) -> dict[str, str]:
     """Return the text of each column of numbers, by its heading."""
-    memory = row.memory
+    memory = row.program and row.program.memory
+    arguments, outputs, _, temporaries = map(bytes_text, memory) if memory else [""] * 4
     return {
         "traces": str(row.traces),
         "trace s": f"{row.seconds.tracing:.3f}",
@@ -262,10 +246,10 @@ def _columns(row: ReportRow) -> dict[str, str]:
         "compile s": f"{row.seconds.compiling:.3f}",
         "share": f"{row.share:.0%}",
         "cached": "never" if row.is_never_cached else str(row.persistent_cache_hits),
-        "size": "" if row.equations is None else f"{row.equations:,}",
-        "arguments": "" if memory is None else bytes_text(memory.arguments),
-        "outputs": "" if memory is None else bytes_text(memory.outputs),
-        "on the way": "" if memory is None else bytes_text(memory.temporaries),
+        "size": f"{row.program.equations:,}" if row.program else "",
+        "arguments": arguments,
+        "outputs": outputs,
+        "on the way": temporaries,
     }
 
 

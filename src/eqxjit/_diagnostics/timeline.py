@@ -15,10 +15,7 @@ from .trace import COMPILING, LOWERING, TRACING, Trace
 _MAX_SHOWN = 3_000
 
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
-_BAR = (
-    "float:left;height:17px;overflow:hidden;white-space:nowrap;color:#111111;font-size:11px;"
-    "line-height:17px;border-radius:2px;background-color:"
-)
+_BAR = "white-space:nowrap;overflow:hidden;color:#111111;border-radius:2px;background-color:"
 
 
 class ReportSpan(NamedTuple):
@@ -103,34 +100,31 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
 
 def timeline_html(spans: Sequence[ReportSpan]) -> str:
     """Return a flame chart of spans: a lane for each thread, a row for each level of nesting."""
-    shown = sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:]
+    shown = sorted(sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:], key=_start)
     times, places = _scale(spans)
-    title = f"{times[-1] - times[0]:.3g} s from the first trace to the last program."
-    if len(shown) < len(spans):
-        title += f" The {len(shown):,} longest of {len(spans):,} spans."
+    parts = [f"<p>{times[-1] - times[0]:.3g} s from the first trace to the last program."]
     for phase, colour in _COLOURS.items():
-        style = f"background-color:{colour};color:#111111;white-space:nowrap"
-        title += f' <span style="{style}">&ensp;{phase}&ensp;</span>'
-    parts = [f"<p>{title}</p>"]
-    rows: dict[tuple[str, int], list[ReportSpan]] = collections.defaultdict(list)
-    for span in sorted(shown, key=lambda span: span.start):
-        rows[span.thread, span.depth].append(span)
-    for (thread, depth), row in sorted(rows.items()):
+        parts.append(f' <span style="{_BAR}{colour}">&ensp;{phase}&ensp;</span>')
+    parts.append("</p>")
+    lanes = sorted({(span.thread, span.depth) for span in shown})
+    for thread, depth in lanes:
         if depth == 0:
-            parts.append(f'<div style="clear:both;padding-top:8px">{html.escape(thread)}</div>')
-        bars, cursor = [], 0.0
-        for span in row:
+            parts.append(f'<div style="padding-top:8px">{html.escape(thread)}</div>')
+        parts.append('<div style="clear:both;height:18px;overflow:hidden">')
+        cursor = 0.0
+        for span in [span for span in shown if (span.thread, span.depth) == (thread, depth)]:
             start, end = np.interp((span.start, span.end), times, places)
             margin = max(0.0, round(start - cursor, 3))
             width = max(0.0, round(end - cursor - margin, 3))
             # As it is written: what is rounded doesn't add up.
             cursor += margin + width
-            style = f"margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR}{_COLOURS[span.phase]}"
-            name, text = html.escape(span.function), html.escape(_text(span))
-            bars.append(f'<div class="bar" style="{style}" title="{text}">{name}</div>')
-        lane = "clear:both;height:18px;overflow:hidden"
-        parts.append(f'<div style="{lane}">{"".join(bars)}</div>')
-    return f'{"".join(parts)}<div style="clear:both;height:8px"></div>'
+            style = f"float:left;margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR}"
+            parts.append(
+                f'<div class="bar" style="{style}{_COLOURS[span.phase]}" '
+                f'title="{html.escape(_text(span))}">{html.escape(span.function)}</div>'
+            )
+        parts.append("</div>")
+    return "".join(parts)
 
 
 def _text(span: ReportSpan) -> str:
@@ -142,14 +136,17 @@ def _text(span: ReportSpan) -> str:
     return text
 
 
+def _start(span: ReportSpan) -> float:
+    return span.start
+
+
 def _scale(spans: Sequence[ReportSpan]) -> tuple[list[float], Any]:
     """Return times, and where each is from 0 to 100, without those when nothing was compiled."""
     times: list[float] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        if times and span.start <= times[-1]:
-            times[-1] = max(times[-1], span.end)
-        else:
-            times += [span.start, span.end]
+    for span in sorted(spans, key=_start):
+        if not times or span.start > times[-1]:
+            times += [span.start, span.start]
+        times[-1] = max(times[-1], span.end)
     lengths = np.diff(times)
     # Nobody would see the rest beside a long wait for data, say.
     lengths[1::2] = 0

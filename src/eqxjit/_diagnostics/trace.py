@@ -4,15 +4,14 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from .._compat import has_host_callback, memory_of
 from .._places import CallSite, Place
-from .._text import bytes_text, short
+from .._text import short
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, distance, listed, of_functions
 from .html import block, table
-from .size import Program, program_of
+from .size import Memory, Program, memory_in, program_of
 
 # With how many of those before it a trace is compared.
 MAX_COMPARED = 16
@@ -41,23 +40,6 @@ class Seconds:
     def __str__(self) -> str:
         parts = (f"{name} {seconds:.3g}" for name, seconds in dataclasses.asdict(self).items())
         return f"{self.total:.3g} s ({', '.join(parts)})"
-
-
-class Memory(NamedTuple):
-    """The bytes that XLA takes for a program.
-
-    - `arguments`, `outputs`: for these; `donated`: how many are for both.
-    - `temporaries`: for what it makes on the way.
-    """
-
-    arguments: int
-    outputs: int
-    donated: int
-    temporaries: int
-
-    def __str__(self) -> str:
-        arguments, outputs, _, temporaries = map(bytes_text, self)
-        return f"{arguments} of arguments, {outputs} of outputs, {temporaries} on the way"
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -112,8 +94,6 @@ class Trace:
     _jaxpr: Callable[[], Any] = lambda: None
     _lowering: Callable[[], Any] = lambda: None
     _program: Program | None = None
-    _memory: Memory | None = None
-    _has_host_callback: bool = False
 
     # --- The explanation, made when it is read ------------------------------------------------
 
@@ -180,13 +160,16 @@ class Trace:
 
     @property
     def program(self) -> Program | None:
-        """Its equations, lines, loops and large arrays.
+        """Its equations, the lines and loops that make them, and its memory.
 
         `None` where it became part of an outer program, or was first read when JAX had dropped it.
         """
-        jaxpr = self._jaxpr()
+        jaxpr, lowering = self._jaxpr(), self._lowering()
         if self._program is None and jaxpr is not None:
-            self._program = program_of(jaxpr)
+            self._program = program_of(jaxpr, lowering)
+        elif self._program is not None and self._program.memory is None:
+            # It may have been compiled since.
+            self._program = self._program._replace(memory=memory_in(lowering))
         return self._program
 
     @property
@@ -196,18 +179,8 @@ class Trace:
 
     @property
     def memory(self) -> Memory | None:
-        """What XLA takes for it; `None` where that isn't there without compiling it again."""
-        stats = None if self._memory else memory_of(self._lowering())
-        if stats is not None:
-            names = "argument", "output", "alias", "temp"
-            self._memory = Memory(*[getattr(stats, f"{name}_size_in_bytes") for name in names])
-        return self._memory
-
-    @property
-    def has_host_callback(self) -> bool:
-        """Whether its program calls Python, so that JAX's persistent cache never holds it."""
-        self._has_host_callback = self._has_host_callback or has_host_callback(self._lowering())
-        return self._has_host_callback
+        """The memory that XLA takes for the program; `None` where that isn't known."""
+        return None if self.program is None else self.program.memory
 
     # --- Texts --------------------------------------------------------------------------------
 
@@ -268,12 +241,13 @@ class TraceList(list[Trace]):
     def _repr_html_(self) -> str:
         if not self:
             return block("<p>Nothing was traced.</p>")
-        headings = ("function", "trace", "why", "called at", "seconds", "arguments")
+        headings = ("function", "trace", "why", "called at", "seconds", "arguments", "memory")
         rows: list[tuple[Any, ...]] = []
         for trace in self:
             why = "\n".join(listed(trace.differences, with_remedies=True)) or "first trace"
             if trace.recompiled:
                 why += "\ncompiled again:\n" + "\n".join(listed(trace.recompiled, True))
-            what = trace.function, trace.number, why
-            rows.append((*what, trace.call_site, f"{trace.seconds.total:.3g}", trace.summary))
+            what = trace.function, trace.number, why, trace.call_site
+            seconds, memory = f"{trace.seconds.total:.3g}", trace.memory or ""
+            rows.append((*what, seconds, trace.summary, memory))
         return block(table(headings, rows))

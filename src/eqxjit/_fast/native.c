@@ -212,7 +212,8 @@ static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ss
     InFlight *record = PyMem_Malloc(sizeof(InFlight) + (size_t)n_all * sizeof(PyObject *)), **link = &innermost;
     if (record == NULL) return PyErr_NoMemory();
     *record = *call;
-    record->args = memcpy((void *)(record + 1), (void *)call->args, (size_t)n_all * sizeof(PyObject *));
+    record->args = (PyObject **)(record + 1);
+    if (n_all > 0) memcpy((void *)record->args, (void *)call->args, (size_t)n_all * sizeof(PyObject *));
     record->outer = *link;
     *link = record;
     PyObject *output = PyObject_Vectorcall(jitted, arrays, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
@@ -231,7 +232,7 @@ static PyObject *call_of(State *state, InFlight *call) {
     if (all == NULL) return NULL;
     all[0] = call->handler;
     all[1] = call->entry;
-    memcpy((void *)(all + 2), (void *)call->args, (size_t)n * sizeof(PyObject *));
+    if (n > 0) memcpy((void *)(all + 2), (void *)call->args, (size_t)n * sizeof(PyObject *));
     PyObject *made = PyObject_VectorcallMethod(state->call_of, all, (size_t)(2 + call->n_args), call->kwnames);
     if (all != small) PyMem_Free((void *)all);
     if (made != NULL) Py_XSETREF(call->call, made);

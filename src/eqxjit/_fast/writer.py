@@ -121,9 +121,6 @@ _SCOPE |= {"new_object": object.__new__, "new_tuple": tuple.__new__}
 
 _serial = itertools.count()
 
-# A metaclass may refuse it.
-_name_of: Callable[[type], str] = vars(type)["__name__"].__get__
-
 
 class TooLarge(Exception):
     """A tree for which no source is written."""
@@ -171,7 +168,7 @@ class _Names(dict[str, str]):
         return name
 
     def of_class(self, cls: type) -> str:
-        return self.constant(_name_of(cls), cls)
+        return self.constant(cls.__name__, cls)
 
     def filled(self, template: str) -> str:
         """Return a template with names and parts filled in; those may have several lines."""
@@ -271,8 +268,7 @@ class Writer:
         # In the order of the spec, which that of arrays and static objects follows.
         for path, spec in zip(paths, [*args[3:], *kwargs[3:]], strict=True):
             self.guards = early if type(spec) is Static else late
-            # A class may have any name, as of several lines.
-            kind = " ".join(_name_of(spec[1]).split()) if type(spec) is tuple else "static"
+            kind = spec[1].__name__ if type(spec) is tuple else "static"
             self.guards.append(f"# {path}: {'array' if spec is ARRAY else kind}")
             self._match(path if path.isidentifier() else names.variable(path), path, spec)
         self.guards = early + late
@@ -446,8 +442,7 @@ def _tuple_of(items: list[str]) -> str:
 def _define(source: str, qualname: str, namespace: dict[str, Any]) -> Callable[..., Any]:
     """Return the function `make_call` of a source, which tracebacks and debuggers show."""
     # A name may hold anything, but Python's compiler takes no NUL.
-    title = qualname.replace("\0", "?")
-    filename = f"{GENERATED_FOLDER}/{title}-{next(_serial)}"
+    filename = f"{GENERATED_FOLDER}/{qualname}-{next(_serial)}".replace("\0", "?")
     # Not into the function's globals, because the circle would keep it until garbage collection.
     definitions: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace, definitions)

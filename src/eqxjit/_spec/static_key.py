@@ -291,11 +291,6 @@ _READERS: dict[type, _Reader] = {
 }
 
 
-def register_reader(kind: type, name: str) -> None:
-    """Have an attribute be the key of a class's objects, which compare by identity."""
-    _READERS[kind] = _fields((name,))
-
-
 _CONTAINERS = (tuple, list, dict, collections.OrderedDict, set, frozenset, eqx.Module)
 
 
