@@ -43,19 +43,11 @@ def test_log_compiles_tells_the_name_once(caplog):
 
 
 PROGRAM = """
-    import collections, hashlib, sys, typing
-    import equinox as eqx, eqxjit, jax, jax.numpy as jnp, numpy as np
+    import collections, hashlib, sys
+    import equinox as eqx, eqxjit, jax, jax.numpy as jnp
 
     events = collections.Counter()
     jax.monitoring.register_event_listener(lambda name, **_: events.update([name]))
-
-    class Pair(typing.NamedTuple):
-        first: object
-        second: object
-
-    class Result(eqx.Module):
-        value: jax.Array
-        make: object = eqx.field(static=True)
 
     # Generated files are numbered; this process may have made others before.
     for n in range(int(sys.argv[1])):
@@ -68,14 +60,10 @@ PROGRAM = """
     thing = object()
 
     def anything(tree, x, flag=None):
-        total = sum(leaf.sum() for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf))
-        result = Result(x * 2, lambda: x)
-        return {"y": mlp(x), "total": total, "pair": Pair(x + 1, thing), "result": result}
+        return {"y": mlp(x), "tree": tree, "thing": thing, "made": eqx.Partial(lambda: x, x * 2)}
 
     def train(model, x):
-        def loss(model):
-            return (jax.vmap(model)(x) ** 2).mean()
-        value, gradient = eqx.filter_value_and_grad(loss)(model)
+        value, gradient = eqx.filter_value_and_grad(lambda m: (jax.vmap(m)(x) ** 2).mean())(model)
         return value, eqx.apply_updates(model, gradient)
 
     wrapped = [
@@ -92,8 +80,7 @@ PROGRAM = """
     ahead.compile(jax.ShapeDtypeStruct((3,), x.dtype))
     for f, arguments in [*wrapped, (ahead, (x,))] * 4:
         f(*arguments)
-    print("hits", events["/jax/compilation_cache/cache_hits"])
-    print("misses", events["/jax/compilation_cache/cache_misses"])
+    print(events["/jax/compilation_cache/cache_misses"])
 """
 
 
@@ -105,17 +92,11 @@ def test_the_persistent_compilation_cache_hits_in_a_second_process(tmp_path):
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     # Another seed, another order of sets; another module, other addresses.
-    first = run(PROGRAM, "1", PYTHONHASHSEED="1", **cache).splitlines()
-    entries = {path.name for path in tmp_path.iterdir()}
-    second = run(
-        PROGRAM.replace("import", "import sqlite3,", 1), "7", PYTHONHASHSEED="2", **cache
-    ).splitlines()
-
-    assert second[:6] == first[:6]
-    assert len(set(first[:6])) == 6
-    assert any("anything" in entry for entry in entries)
-    assert int(first[-1].split()[1]) > 6
-    assert second[-1] == "misses 0"
-    assert int(second[-2].split()[1]) >= int(first[-1].split()[1])
-    new = {path.name for path in tmp_path.iterdir()} - entries
-    assert not [name for name in new if not name.endswith("-atime")]
+    other = PROGRAM.replace("import", "import sqlite3,", 1)
+    *first, first_misses = run(PROGRAM, "1", PYTHONHASHSEED="1", **cache).split()
+    *second, second_misses = run(other, "7", PYTHONHASHSEED="2", **cache).split()
+    assert second == first
+    assert len({*first}) == 6
+    assert int(first_misses) > 6
+    assert second_misses == "0"
+    assert any("anything" in path.name for path in tmp_path.iterdir())

@@ -29,6 +29,11 @@ GROUPS = {
     "large": [np.arange(5000.0).reshape(s) for s in ((5000,), (50, 100))],
     "content": [np.arange(5000.0) + i for i in range(3)],
     "signs of zero": [np.zeros(1), -np.zeros(1)],
+    # `==` broadcasts and converts.
+    "of JAX": [
+        *(jnp.ones(1), jnp.ones((1, 1)), jnp.ones((), int), jnp.ones(()), jnp.asarray(1.0)),
+        *(jnp.zeros(1), -jnp.zeros(1)),
+    ],
     "NumPy and JAX": [np.ones(2, np.float32), jnp.ones(2), jnp.ones(2, jnp.int32)],
 }
 

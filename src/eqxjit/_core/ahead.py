@@ -2,7 +2,6 @@
 
 import functools
 import textwrap
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -39,25 +38,18 @@ class Lowered:
         self._handler = handler
         self._entry = call.entry
         # The one that it was made of, maybe earlier.
-        self._trace = trace or call.entry.latest_trace
-        self._seconds_before = 0.0 if trace else self._seconds
+        self._trace: Any = trace or call.entry.latest_trace
+        self._seconds_before = 0.0 if trace else self._trace.seconds.total
         self._description = call.description
         self._bound = bound
-        # The trace holds the call, with which the examples would live as long as this.
-        call.args, call.kwargs, call.fun_arrays = (), {}, ()
-        call.arrays, call.statics = [], []
 
     def __repr__(self) -> str:
         return f"<Lowered {_shown(self._handler, self._description)}>"
 
     @property
-    def _seconds(self) -> float:
-        return self._trace.seconds.total if self._trace else 0.0
-
-    @property
     def seconds(self) -> float:
         """The seconds of tracing, lowering and compiling; 0 for what was done before."""
-        return self._seconds - self._seconds_before
+        return self._trace.seconds.total - self._seconds_before
 
     def as_text(self) -> str:
         """Return the program as StableHLO."""
@@ -71,7 +63,7 @@ class Lowered:
         - `compiler_options`: as for `jax.stages.Lowered.compile`.
         """
         # The trace was made for a program that JAX compiles only here.
-        with events.compiling(self._entry, self._trace) if self._trace else nullcontext():
+        with events.compiling(self._entry, self._trace):
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
         must_wait = self._entry.must_wait or may_raise(self.lowered.compiler_ir("stablehlo"))
         # Nothing of it is pending.
