@@ -18,7 +18,7 @@ X = jnp.ones(3)
 
 @pytest.fixture
 def messages(monkeypatch, caplog):
-    monkeypatch.setattr(waiting, "BOUNDS", [0.2, 0.6])
+    monkeypatch.setattr(waiting, "BOUNDS", [0.2, 0.6, 1.2])
     # That of an earlier test sleeps for a second.
     monkeypatch.setattr(waiting, "watcher", threading.Thread())
     return lambda: caplog.messages

@@ -63,7 +63,7 @@ class ReportRow(NamedTuple):
 
     @property
     def is_never_cached(self) -> bool:
-        """Whether JAX's persistent cache is on, and never holds that program."""
+        """True if JAX's persistent cache is on, and never holds that program."""
         config: Any = jax.config
         is_on = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
         return bool(is_on and self.program and self.program.calls_python)

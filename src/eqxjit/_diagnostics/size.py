@@ -80,7 +80,7 @@ class Memory(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What a trace has made.
+    """The size of what a trace has made.
 
     - `equations`: their number, nested ones included.
     - `lines`: the user's lines that make a tenth of them or more, each with those that call it, as
@@ -169,6 +169,8 @@ class _Code:
                 if each.opcode in _JUMPS_BACK:
                     # Of several to one place, as by `continue`, the last is the end of the loop.
                     ends[each.argval] = each.offset
+        #: How often it is on one stack, at most.
+        self.n_calls = 0
         #: The offsets between which the bytecode jumps back, outside in.
         self.loops = sorted(ends.items(), key=lambda loop: loop[0] - loop[1])
 
@@ -196,26 +198,12 @@ class _Line:
         self.offset = offset
         self.calls: dict[tuple[int, int], _Line] = {}
         self.n = 0
-        #: The user's innermost line.
-        self.where: str = "a library" if around is None else around.where
-        #: The user's lines down to here; of a function that calls itself the innermost one.
-        self.path: tuple[str, ...] = () if around is None else around.path
-        #: How many of the lines around it are of the same function.
-        self.depth = 0
-        if code.is_users and around is not None:
-            same = [line for line in around.outwards() if line.code is code]
-            self.depth = len(same)
-            self.path = (
-                *(same[-1].around if same else around).path,
-                f"{code.name}:{code.line(offset)}",
-            )
+        #: The user's lines down to here, and the innermost one of them.
+        self.path: tuple[str, ...] = around.path if around else ()
+        self.where: str = around.where if around else "a library"
+        if code.is_users:
+            self.path += (f"{code.name}:{code.line(offset)}",)
             self.where = code.place(offset)
-
-    def outwards(self) -> "Iterator[_Line]":
-        line = self
-        while line.around is not None:
-            yield line
-            line = line.around
 
 
 # A loop is the line around it, its code, and where it begins.
@@ -228,7 +216,7 @@ class _Reader:
     def __init__(self, jaxpr: Any):
         self.codes: dict[int, _Code] = {}
         #: Each after that which calls it. The first stands for all.
-        self.lines = [_Line(None, _Code(program_of.__code__), 0)]
+        self.lines = [_Line(None, _Code(dis.dis.__code__), 0)]
         # How often each loop began again, with which line.
         self.again: dict[_Loop, Any] = collections.defaultdict(collections.Counter)
         # Of jitted functions of the user's: how often each is used, and its equations.
@@ -286,18 +274,24 @@ class _Reader:
 
     def _stack(self, traceback: Any, around: _Line, source: Any) -> list[_Line]:
         """Return the lines of a traceback, outside in, within the function that was traced."""
-        stack: list[_Line] = []
+        stack, calls = [around], collections.Counter[_Code]()
         for code, offset in _below(stack_of(traceback), source):
-            line = around.calls.get((id(code), offset))
-            if line is None:
-                # Which keeps the code alive, and so its number.
-                if id(code) not in self.codes:
-                    self.codes[id(code)] = _Code(code)
-                line = around.calls[id(code), offset] = _Line(around, self.codes[id(code)], offset)
-                self.lines.append(line)
-            stack.append(line)
-            around = line
-        return stack
+            # Which keeps the code alive, and so its number.
+            if id(code) not in self.codes:
+                self.codes[id(code)] = _Code(code)
+            shared = self.codes[id(code)]
+            if shared.is_users:
+                calls[shared] += 1
+                shared.n_calls = max(shared.n_calls, calls[shared])
+                # Of a function that calls itself, the innermost call.
+                codes = [line.code for line in stack[1:]]
+                stack = stack[: codes.index(shared) + 1] if shared in codes else stack
+            calling = stack[-1]
+            if (id(code), offset) not in calling.calls:
+                calling.calls[id(code), offset] = _Line(calling, shared, offset)
+                self.lines.append(calling.calls[id(code), offset])
+            stack.append(calling.calls[id(code), offset])
+        return stack[1:]
 
     # --- What is reported ---------------------------------------------------------------------
 
@@ -362,8 +356,8 @@ class _Reader:
                         new.add((code.place(start), "loop"))
                     elif code.library:
                         new.add((line.where, code.library))
-            if code.is_users and line.depth >= _MANY_PASSES:
-                new.add((line.where, "recursion"))
+            if code.n_calls >= _MANY_PASSES:
+                new.add((code.place(0), "recursion"))
             if code.library == _DIFFRAX:
                 new.add((line.where, code.library))
             passes[line], claims[line] = n_around, claims[line.around] | new

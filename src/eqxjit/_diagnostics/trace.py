@@ -179,7 +179,7 @@ class Trace:
 
     @property
     def memory(self) -> Memory | None:
-        """What XLA takes for the program; `None` where that isn't known."""
+        """The memory that XLA takes for the program; `None` where that isn't known."""
         return None if self.program is None else self.program.memory
 
     # --- Texts --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from .._places import innermost_line
 from .log import logger
 from .trace import TRACING, Trace
 
-#: After how many seconds of one phase a warning comes; the last ones come again and again.
+#: After how many seconds of one phase a warning comes.
 BOUNDS = [10.0, 60.0, 300.0, 900.0]
 # After how many rounds without a phase the watcher ends.
 _MAX_IDLE = 60
@@ -29,9 +29,7 @@ class Phase:
 
     def warn_if_due(self, thread: int) -> None:
         trace, seconds = self.trace, time.perf_counter() - self.begun
-        last = len(BOUNDS) - 1
-        due = BOUNDS[min(self.n_warnings, last)] + max(0, self.n_warnings - last) * BOUNDS[last]
-        if trace is None or seconds < due:
+        if trace is None or seconds < [*BOUNDS, float("inf")][self.n_warnings]:
             return
         self.n_warnings += 1
         more, runs = "", innermost_line(sys._current_frames().get(thread))
