@@ -35,10 +35,6 @@ def test_what_is_kept_is_fit_to_be_shown(path):
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert {output.get("name") for output in outputs} <= {"stdout", None}
-    for output in outputs:
-        data = output.get("data", {})
-        if "eqxjit" in str(data.get("text/html")) or "Trace" in str(data.get("text/plain")):
-            assert 'class="eqxjit"' in data["text/html"]
     assert any("text/html" in output.get("data", {}) for output in outputs)
     # Neither the machine's paths nor its names.
     assert not re.search(r"/(root|home|work|tmp)/", path.read_text())

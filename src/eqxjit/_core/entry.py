@@ -132,7 +132,6 @@ class Entry(_Flags):
         self.watches: list[weakref.ref[Any]] = []
         #: The greater, the later.
         self.last_used = 0
-        self.was_traced = False
         #: The latest trace, which may be compiled in a later call.
         self.latest_trace: Trace | None = None
         #: Traces that aren't finished.
