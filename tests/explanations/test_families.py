@@ -200,21 +200,3 @@ def test_a_compilation_without_a_trace(caplog):
         f(put, X)
         f(put, X)
     assert not f.traces()[0].recompiled
-
-
-def set_up(x):
-    for k in range(2, 9):
-        x = x + jnp.roll(x, k) * jnp.cumsum(x[:k])[0] + jnp.sort(x)[k]
-    return x
-
-
-def test_operations_outside_of_any_jit_are_summed_by_the_function_that_calls_them():
-    with eqxjit.compile_report() as report:
-        set_up(jnp.arange(19.0))
-        jax.jit(lambda x: x + 1)(X)
-    [note] = report.notes()
-    assert "operations outside of any jit, most of it from `set_up` (" in note
-    assert "test_families.py:" in note
-    with eqxjit.compile_report() as report:
-        jax.jit(set_up)(jnp.arange(23.0))
-    assert report.notes() == []
