@@ -65,7 +65,7 @@ def test_a_program_learns_and_is_short(name):
 
 def test_two_processes_train_as_one():
     printed = run("data_parallel", "--epochs=2").stdout
-    parts = re.split("(?m)^.*process.*devices?.*:$", printed)[1:]
+    parts = re.split(r"(?m)^\d process.*device.*:$", printed)[1:]
     assert len(parts) == 3
     for part, n_processes in zip(parts, (2, 1, 1), strict=True):
         losses = re.findall(r"\[process (\d)\] epoch 2: loss (.*)", part)
