@@ -1,7 +1,6 @@
 """Callables that are made again and wrapped: each trace is compared with the latest of its kind."""
 
 import functools
-import re
 
 import equinox as eqx
 import jax
@@ -201,21 +200,3 @@ def test_a_compilation_without_a_trace(caplog):
         f(put, X)
         f(put, X)
     assert not f.traces()[0].recompiled
-
-
-def set_up(x):
-    for k in range(2, 9):
-        x = x + jnp.roll(x, k) * jnp.cumsum(x[:k])[0] + jnp.sort(x)[k]
-    return x
-
-
-def test_operations_outside_of_any_jit_are_summed_by_the_function_that_calls_them():
-    with eqxjit.compile_report() as report:
-        set_up(jnp.arange(19.0))
-        jax.jit(lambda x: x + 1)(X)
-    [note] = report.notes()
-    assert "operations outside of any jit, most of all by " in note
-    assert re.search(r"test_families\.py:\d+ \(`set_up`\)", note)
-    with eqxjit.compile_report() as report:
-        jax.jit(set_up)(jnp.arange(23.0))
-    assert report.notes() == []

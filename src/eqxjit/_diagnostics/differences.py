@@ -218,11 +218,7 @@ def _of_many(changes: list[Change]) -> Difference:
     owner = first.owner or next(
         row for row in first.row.around if all(row in change.row.around for change in changes)
     )
-    parts = [
-        f"`{change.row.path[len(owner.path) :]}`"
-        + (f" is another {change.new}" if _is_by_itself(change) else "")
-        for change in changes
-    ]
+    parts = [f"`{change.row.path[len(owner.path) :]}`" for change in changes]
     more = ["..."] * (len(parts) > _MAX_PARTS)
     text = f"{owner.part}, recreated: {', '.join([*parts[:_MAX_PARTS], *more])}"
     remedy = advice.for_remade_parts(owner, changes)
@@ -259,7 +255,9 @@ def _another(old: Any, new: Any, place: Place) -> tuple[str, str]:
     where = f" ({place.site})" if place.site and place.is_users else ""
     category, text = CALLABLE, f"another one of `{place.qualname}`{where}"
     if new.is_node and new.equals_itself_alone:
-        text = f"{new.another}, which compares by identity,"
+        text = f"another {new.text if new.nature == 'partial' else f'`{new.kind}`'}"
+        of = f"{new.text} of " if new.nature == "method" else ""
+        text = f"{of}{text}, which compares by identity,"
     elif new.is_transformed:
         of = f"an object of `{new.transformed}`" if new.transformed else f"`{place.qualname}`"
         text = f"another `{new.maker}` of {of}{where}"
