@@ -13,8 +13,6 @@ from .._fast.make import fast_path, link
 from .entry import Call, Entry
 from .slow import HAS_FAST_PATHS, CallHandler
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 
 class CompileCost(NamedTuple):
     """The cost of compiling a function ahead of time.
@@ -34,7 +32,7 @@ class Lowered:
     - `lowered`: the `jax.stages.Lowered`, for example, for `cost_analysis()`.
     """
 
-    def __init__(self, handler: CallHandler, staged: tuple[Call, Any, Any], bound: Arguments):
+    def __init__(self, handler: CallHandler, staged: tuple[Call, Any, Any], bound: tuple[Any, ...]):
         call, lowered, trace = staged
         self.lowered: jax.stages.Lowered = lowered
         self._handler = handler
@@ -91,13 +89,15 @@ class Compiled(CallableBySlot):
 
     __slots__ = ("__weakref__", "_bound", "_handler", "compiled")
 
-    def __init__(self, handler: CallHandler, entry: Entry, description: Any, bound: Arguments):
+    def __init__(
+        self, handler: CallHandler, entry: Entry, description: Any, bound: tuple[Any, ...]
+    ):
         self.compiled: jax.stages.Compiled = entry.jitted
-        self._bound = args, keywords = bound
-        if args or keywords:
-            unbound = Compiled(handler, entry, description, ((), {}))
+        self._bound = bound
+        if bound:
+            unbound = Compiled(handler, entry, description, ())
             self._handler = unbound._handler
-            connect(self, functools.partial(unbound, *args, **keywords))
+            connect(self, functools.partial(unbound, *bound))
         else:
             self._handler = _CompiledCallHandler(handler, entry, description, self)
 
@@ -155,7 +155,7 @@ class _CompiledCallHandler(CallHandler):
 
 
 def lower(
-    handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any], bound: Arguments = ((), {})
+    handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any], bound: tuple[Any, ...] = ()
 ) -> Lowered:
     """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
     __tracebackhide__ = True
