@@ -165,6 +165,16 @@ def test_traces_with_many_calls_between_are_not_in_a_row(caplog):
     assert "was traced 10 times with 441 other calls between, last for" in message
 
 
+def test_closures_that_hold_another_number_have_one_cause(caplog):
+    for i in range(11):
+        f = eqxjit.filter_jit(lambda x: x * i)  # noqa: B023
+        f(X)
+    assert f.traces()[0].reason.endswith(") was traced before: `<lambda>` with i=9")
+    [message] = caplog.messages
+    assert message.count("the last time") == 1
+    assert "10 times, the last time: function defined again: another function made of" in message
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_calls_between_the_members_of_a_family_are_counted(keep, caplog):
     kept = []

@@ -42,7 +42,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         if not self.path:
-            return f"{self.category}: {self.new}"
+            return f"{self.category}: {self.new}{f': {self.old}' if self.old else ''}"
         if not self.old:
             return f"{self.category}: {self.new} in `{self.path}`"
         if self.old == self.new:
@@ -243,13 +243,14 @@ def of_functions(old: Description, new: Description, place: Place) -> list[Diffe
     found = differences(old, new, place.is_users, CALLABLE)
     # The innermost below Equinox's wrappers, or such a wrapper.
     was, is_now = ([row.part for row in rows if not row.name][-1] for rows in (old, new))
-    category, text = _another(was, is_now, place)
+    category, text = _another(is_now, place)
+    before = was.text if was.text != is_now.text and not is_now.is_node else ""
     return [
-        each if each.path else Difference(category, "", "", text, each.remedy) for each in found
+        each if each.path else Difference(category, "", before, text, each.remedy) for each in found
     ]
 
 
-def _another(old: Any, new: Any, place: Place) -> tuple[str, str]:
+def _another(new: Part, place: Place) -> tuple[str, str]:
     """Return the category and the text of a function that isn't the one of before."""
     # A line of a library's is no help.
     where = f" ({place.site})" if place.site and place.is_users else ""
@@ -269,10 +270,7 @@ def _another(old: Any, new: Any, place: Place) -> tuple[str, str]:
         else:
             category = FUNCTION
             text = f"another function made of the same code{where}" if where else text
-    text += " was traced before"
-    if str(old) != str(new) and not new.is_node:
-        text += f": {old}, now {new}"
-    return category, text
+    return category, f"{text} was traced before"
 
 
 def _texts_apart(old: Any, new: Any) -> list[str]:
