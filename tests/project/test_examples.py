@@ -46,7 +46,9 @@ def test_each_example_is_tested():
 @pytest.mark.parametrize("name", sorted(SHOWN))
 def test_an_example_prints_what_is_shown(name):
     result = run(name)
-    assert words(result.stdout + result.stderr) == words(SHOWN[name])
+    # On a busy machine the first call takes more than ten seconds, of which the log tells.
+    log = re.sub(r"(?m)^`.* has been .*\n|^`\w+`: \w+ took .*\n", "", result.stderr)
+    assert words(result.stdout + log) == words(SHOWN[name])
 
 
 @pytest.mark.parametrize("name", LEARNING)
@@ -63,7 +65,7 @@ def test_a_program_learns_and_is_short(name):
 
 def test_two_processes_train_as_one():
     printed = run("data_parallel", "--epochs=2").stdout
-    parts = re.split("(?m)^.*process.*devices?.*:$", printed)[1:]
+    parts = re.split(r"(?m)^\d process.*device.*:$", printed)[1:]
     assert len(parts) == 3
     for part, n_processes in zip(parts, (2, 1, 1), strict=True):
         losses = re.findall(r"\[process (\d)\] epoch 2: loss (.*)", part)
@@ -72,4 +74,4 @@ def test_two_processes_train_as_one():
         assert len({loss for _, loss in losses}) == 1
         # Each traced once, for all 88 steps.
         assert part.count("88 steps, CacheInfo(entries=1, traces=1") == n_processes
-    assert "and of one with 2 devices: equal bit for bit" in printed
+    assert "weights of the other process 0.0e+00 away, of two devices 0.0e+00" in printed
