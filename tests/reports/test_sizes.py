@@ -150,9 +150,10 @@ def test_loops_in_a_loop_are_all_named():
             for _ in range(10):
                 x = jnp.sin(x) * 2
             for _ in range(2):
-                x = jnp.cos(x)
+                x = jnp.cos(x) * 3 - jnp.tan(x) * 2 + jnp.exp(x) - jnp.sin(x)
         return x
 
+    # Not the last, which is passed twice at a time.
     assert program_of(nested, X).loops == (line_of(nested, 1), line_of(nested, 3))
 
 
@@ -188,7 +189,7 @@ def straight_gradient(x):
 def straight_twice_differentiated(x):
     # Of one line each pass, which JAX passes in its own order.
     for _ in range(4):
-        x = jax.jvp(jax.grad(lambda x: straight(x).sum()), (x,), (x,))[1]
+        x = jax.jvp(jax.grad(lambda x: (jax.nn.gelu(x) * straight(x)).sum()), (x,), (x,))[1]
     return x
 
 
@@ -299,6 +300,12 @@ def test_memory_is_read_without_compiling():
     assert (differences.type, differences.bytes) == ("float32[700,800,2]", 700 * 800 * 8)
     assert differences.line == line_of(kernel, 1)
     assert squares.bytes == 700 * 800 * 4
+
+
+def test_what_a_function_returns_is_not_on_the_way():
+    x = jnp.ones((600, 600))
+    assert program_of(lambda x: x * 2, x).largest_arrays == ()
+    assert len(program_of(lambda x: jnp.sin(x) * 2, x).largest_arrays) == 1
 
 
 def test_what_is_known_of_memory_is_in_the_report(capsys):
