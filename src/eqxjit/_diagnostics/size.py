@@ -2,7 +2,7 @@
 
 Each equation knows the stack on which it was made: code objects, and an instruction of each. Where
 the bytecode of one jumps back around the instruction, it is in a loop. That is unrolled if the
-stacks of successive equations go back to its beginning many times.
+stacks of successive equations come to one line in it many times.
 """
 
 import collections
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._compat import has_host_callback, memory_of, source_of, stack_of
-from .._places import JAX_FILES, OUR_FILES, is_users, location
+from .._places import OUR_FILES, is_users, location
 from .._text import bytes_text, times
 from .description import array_text
 
@@ -157,7 +157,6 @@ class _Code:
         self.code = code
         self.name = code.co_qualname.rpartition("<locals>.")[2]
         self.is_users = is_users(code.co_filename)
-        self.is_jax = code.co_filename.startswith(JAX_FILES)
         libraries = () if self.is_users else _IN_LIBRARIES
         self.library = next((part for part in libraries if part in code.co_filename), "")
         ends: dict[int, int] = {}
@@ -171,9 +170,9 @@ class _Code:
         #: The offsets between which the bytecode jumps back, outside in.
         self.loops = sorted(ends.items(), key=lambda loop: loop[0] - loop[1])
 
-    def loops_around(self, *offsets: int) -> list[int]:
-        """Return where the loops begin that hold all of these, outside in."""
-        return [start for start, end in self.loops if start <= min(offsets) and max(offsets) <= end]
+    def loops_around(self, offset: int) -> list[int]:
+        """Return where the loops around an instruction begin, outside in."""
+        return [start for start, end in self.loops if start <= offset <= end]
 
     def line(self, offset: int) -> int:
         lines = [line for start, end, line in self.code.co_lines() if start <= offset < end]
@@ -214,8 +213,8 @@ class _Reader:
         self.codes: dict[int, _Code] = {}
         #: Each after that which calls it. The first stands for all.
         self.lines = [_Line(None, _Code(dis.dis.__code__), 0)]
-        # How often each loop began again, with which line.
-        self.again: dict[_Loop, Any] = collections.defaultdict(collections.Counter)
+        # How often a loop passed each line.
+        self.passes: dict[_Loop, Any] = collections.defaultdict(collections.Counter)
         # Of jitted functions of the user's: how often each is used, and its equations.
         self.n_uses: collections.Counter[str] = collections.Counter()
         self.n_inlined: collections.Counter[str] = collections.Counter()
@@ -248,8 +247,8 @@ class _Reader:
             run = run + 1 if stack is before and equation.primitive is primitive else 0
             # The way back of a gradient goes through all lines again, from the last one.
             if loop and "transpose(" not in str(equation.source_info.name_stack):
-                n_again = self.again[loop][line]
-                self.again[loop][line] = max(n_again, run) if stack is before else n_again + 1
+                n_passes = self.passes[loop][line]
+                self.passes[loop][line] = max(n_passes, run) if stack is before else n_passes + 1
             before, primitive = stack, equation.primitive
             line.n += n
             nested = [*_nested(equation)]
@@ -344,9 +343,7 @@ class _Reader:
         for line in self.lines[1:]:
             code, new, n_around = line.code, set[tuple[str, str]](), passes[line.around]
             for start in code.loops_around(line.offset):
-                # By the equation with which it mostly begins: some begin again within a pass.
-                again = self.again.get((line.around, code, start), {line: 0})
-                n_passes = 1 + max(again.values())
+                n_passes = max(self.passes.get((line.around, code, start), {line: 0}).values())
                 # In each pass of the loop around it.
                 if n_passes >= _MANY_PASSES * n_around:
                     if code.is_users:
@@ -378,23 +375,11 @@ def _below(stack: Any, source: tuple[str, str, int] | None) -> Any:
 
 
 def _loop_between(before: list[_Line], stack: list[_Line]) -> _Loop | None:
-    """Return the innermost loop that began again between two equations, if the stacks show it."""
-    both = [*zip(before, stack, strict=False)]
-    depth = next((i for i, (old, new) in enumerate(both) if old is not new), len(both))
-    candidates = [(line, [line.offset]) for line in stack[:depth]]
-    for old, new in both[depth : depth + 1]:
-        offsets = [new.offset]
-        if old.code is new.code:
-            # Of one call, if a loop holds both; otherwise it was called again, by a loop around it.
-            offsets.append(old.offset)
-            if new.offset > old.offset:
-                return None
-        candidates.append((new, offsets))
-    is_of_jax = depth < len(both) and both[depth][1].code.is_jax
-    for line, offsets in reversed(candidates):
-        # It makes parts of an operation in whatever order, as for gradients.
-        if is_of_jax and not line.code.is_jax:
-            return None
-        for start in line.code.loops_around(*offsets)[-1:]:
+    """Return the innermost loop around what changed from one equation to the next."""
+    pairs = enumerate(zip(before, stack, strict=False))
+    # What is below that is another call.
+    depth = next((i for i, (old, new) in pairs if old is not new), len(stack))
+    for line in reversed(stack[: depth + 1]):
+        for start in line.code.loops_around(line.offset)[-1:]:
             return line.around, line.code, start
     return None
