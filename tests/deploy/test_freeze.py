@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import eqxjit
-from tests.support.helpers import Own, assert_close, assert_same, assert_specialized
+from tests.support.helpers import Own, assert_close, assert_same
 from tests.support.models import mlp
 from tests.support.sides import CALLS
 
@@ -298,16 +298,6 @@ def test_other_shapes_can_be_refused():
         frozen(X.astype(jnp.bfloat16))
     frozen.compile(X, other_shapes="compile")
     frozen(X.astype(jnp.bfloat16))
-
-
-def test_after_a_first_call_all_are_alike():
-    """The first call makes the fast path, so that nothing is left to warm up."""
-    frozen = eqxjit.freeze(mlp())
-    frozen.compile(jax.ShapeDtypeStruct(X.shape, X.dtype), other_shapes="raise")
-    frozen(np.zeros(4, np.float32))
-    assert_specialized(frozen)
-    assert frozen(X).shape == (3,)
-    assert frozen.cache_info().traces == 1
 
 
 def test_a_refusal_lists_what_is_compiled():

@@ -156,17 +156,6 @@ def test_pack_inside_transformations(x):
     np.testing.assert_allclose(got, expected, rtol=2e-6)
 
 
-def test_gradients_of_integers_where_they_are_allowed():
-    packed = eqxjit.pack(
-        [jnp.ones(2), jnp.arange(3), jnp.zeros(()), jnp.arange(2), jr.key(0)], optimizer=None
-    )
-    f = lambda p: jnp.sum(p.unpack()[0] * 2)  # noqa: E731
-    gradient = jax.grad(f, allow_int=True)(packed).unpack()
-    assert [*gradient[0]] == [2, 2]
-    assert gradient[1].dtype == jax.dtypes.float0
-    assert gradient[1].shape == (3,)
-
-
 # --- What derivatives cost --------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Bad arguments: an error that names the argument, caches unharmed, the next good call works."""
 
 import collections
+import contextlib
 import sys
 
 import equinox as eqx
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import eqxjit
-from tests.support.helpers import recursion_left
+from tests.support.helpers import Own, recursion_left
 from tests.support.models import Pair
 from tests.support.sides import CALLS, both
 
@@ -225,6 +226,21 @@ def test_a_pytree_that_contains_itself(kind):
         assert f(X, X).tolist() == (2 * X).tolist()
     # JAX never gives back the part of the interpreter's recursion limit that flattening took.
     assert recursion_left() == before
+
+
+def test_a_full_stack_is_no_fault_of_an_argument():
+    def at(depth, action):
+        return action() if depth <= 0 else at(depth - 1, action)
+
+    f, left = eqxjit.filter_jit(new()), recursion_left()
+    for spare in range(8, 40, 2):
+        with contextlib.suppress(RecursionError):
+            at(left - spare, lambda: f([[Own(1)]], X))
+    deep = X
+    for _ in range(2 * left):
+        deep = [deep]
+    with pytest.raises(RecursionError):
+        f(deep, X)
 
 
 # --- Arrays -----------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 import pytest
 
-import eqxjit
 from tests.support.processes import run
-from tests.support.sides import CALLS
 
 # A timer of one shot, at a random moment, while one call after the other is made. One that doesn't
 # arrive is noticed because the calls go on.
@@ -104,31 +102,3 @@ PROGRAM = """
 def test_each_timeout_arrives(path):
     """306 of 306, on each path."""
     assert run(PROGRAM, **path) == "306 []\n"
-
-
-class Raises:
-    """An object whose `==` raises once, if asked."""
-
-    error: BaseException | None = None
-
-    def __eq__(self, other):
-        error, Raises.error = Raises.error, None
-        if error is not None:
-            raise error
-        return type(other) is Raises
-
-    def __hash__(self):
-        return 1
-
-
-@pytest.mark.parametrize("error", [KeyError("a"), KeyError(), AttributeError("a"), OSError()])
-def test_what_a_guard_raises_is_raised(error):
-    """Also what a look-up of ours could have raised."""
-    f = eqxjit.filter_jit(lambda x, value: x * 2)
-    for _ in range(CALLS):
-        f(1.0, Raises())
-    Raises.error = error
-    with pytest.raises(type(error)) as caught:
-        f(1.0, Raises())
-    assert caught.value is error
-    assert f(1.0, Raises()) == 2

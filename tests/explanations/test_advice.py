@@ -504,8 +504,8 @@ ROWS = {
         lambda start, size: jax.lax.dynamic_slice_in_dim(jnp.arange(9.0), start, size),
     ),
     # Objects that are made again.
-    "class": passing(
-        "class",
+    "instance of a class that is defined again": passing(
+        "instance",
         lambda settings: X,
         lambda i: (type("Settings", (), {"__module__": __name__})(),),
         lambda i: (STEPPER,),
@@ -707,7 +707,7 @@ ROWS = {
     # What no call takes.
     "set": passing("unhashable", lambda names: X * len(names), lambda i: ({i},), lambda i: ((4,),)),
     "unhashable object": passing(
-        "unhashable, of a class of the user's",
+        "unhashable, the user's",
         rate_of,
         lambda i: (Unhashable(2.0),),
         lambda i: (Config(2.0),),

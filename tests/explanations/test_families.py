@@ -41,6 +41,13 @@ class Model(eqx.Module):
         return loss(x * self.weight, self.temperature)
 
 
+class Static(eqx.Module):
+    solver: Solver = eqx.field(static=True)
+
+    def __call__(self, x):
+        return loss(x, self.solver.w["a"][0])
+
+
 def of_partial(w):
     return eqx.filter_grad(functools.partial(loss, w=w))
 
@@ -70,6 +77,12 @@ VARYING = {
         lambda w: Solver(w).step,
         "w",
         "make `Solver` an `equinox.Module` with such an array",
+        None,
+    ),
+    "instance in a static field": (
+        lambda w: Static(Solver({"a": [w]})),
+        "solver.w['a'][0]",
+        "as a separate argument",
         None,
     ),
     "Module": (
@@ -165,6 +178,16 @@ def test_traces_with_many_calls_between_are_not_in_a_row(caplog):
     assert "was traced 10 times with 441 other calls between, last for" in message
 
 
+def test_closures_that_hold_another_number_have_one_cause(caplog):
+    for i in range(11):
+        f = eqxjit.filter_jit(lambda x: x * i)  # noqa: B023
+        f(X)
+    assert f.traces()[0].reason.endswith(") was traced before: `<lambda>` with i=9")
+    [message] = caplog.messages
+    assert message.count("the last time") == 1
+    assert "10 times, the last time: function defined again: another function made of" in message
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_calls_between_the_members_of_a_family_are_counted(keep, caplog):
     kept = []
@@ -200,21 +223,3 @@ def test_a_compilation_without_a_trace(caplog):
         f(put, X)
         f(put, X)
     assert not f.traces()[0].recompiled
-
-
-def set_up(x):
-    for k in range(2, 9):
-        x = x + jnp.roll(x, k) * jnp.cumsum(x[:k])[0] + jnp.sort(x)[k]
-    return x
-
-
-def test_operations_outside_of_any_jit_are_summed_by_the_function_that_calls_them():
-    with eqxjit.compile_report() as report:
-        set_up(jnp.arange(19.0))
-        jax.jit(lambda x: x + 1)(X)
-    [note] = report.notes()
-    assert "operations outside of any jit, most of it from `set_up` (" in note
-    assert "test_families.py:" in note
-    with eqxjit.compile_report() as report:
-        jax.jit(set_up)(jnp.arange(23.0))
-    assert report.notes() == []

@@ -1,17 +1,15 @@
-"""The worked examples print what the documentation shows, but for seconds and sizes."""
+"""The worked examples run: they print what the documentation shows, learn, and stay short."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, python
 
 pytestmark = pytest.mark.slow
 
-_SHOWN = dict(
+#: What an example prints, but for seconds and sizes.
+SHOWN = dict(
     re.findall(
         r"`python -m bench\.examples\.(\w+)`:\n\n```text\n(.*?)```",
         (ROOT / "docs" / "pages" / "retraces.md").read_text(),
@@ -19,14 +17,19 @@ _SHOWN = dict(
     )
 )
 
-# Examples that don't print one answer: what tests them instead.
-_TESTED_ELSEWHERE = {
-    "data_parallel": "test_distributed.py",
-    "data_loader": "test_whole_programs.py",
-    "digits_server": "test_digits_server.py",
-    "neural_ode": "test_whole_programs.py",
-    "replay_buffer": "test_whole_programs.py",
+#: Those that learn, and their arguments.
+LEARNING = {
+    "replay_buffer": ["--steps", "1500"],
+    "neural_ode": ["--steps", "150"],
+    "data_loader": ["--epochs", "2"],
 }
+
+
+def run(name, *arguments):
+    # The tests' own width is another.
+    result = python("-m", f"bench.examples.{name}", *arguments, cwd=ROOT, COLUMNS="100")
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 def words(text):
@@ -34,26 +37,41 @@ def words(text):
     return re.sub(r"\d[\d.,e-]*|[─ ]", " ", text).split()
 
 
-def test_each_example_is_shown_or_tested_elsewhere():
+def test_each_example_is_tested():
     paths = (ROOT / "bench" / "examples").iterdir()
-    examples = sorted(path.stem for path in paths if not path.name.startswith("__"))
-    assert examples == sorted([*_SHOWN, *_TESTED_ELSEWHERE])
-    for name, file in _TESTED_ELSEWHERE.items():
-        assert f"bench.examples.{name}" in (ROOT / "tests/project" / file).read_text()
+    examples = {path.stem for path in paths if not path.name.startswith("__")}
+    assert examples == {*SHOWN, *LEARNING, "data_parallel", "digits_server"}
 
 
-@pytest.mark.parametrize("name", sorted(_SHOWN))
+@pytest.mark.parametrize("name", sorted(SHOWN))
 def test_an_example_prints_what_is_shown(name):
-    result = subprocess.run(
-        [sys.executable, "-m", f"bench.examples.{name}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        # The tests' own is another.
-        env={**os.environ, "COLUMNS": "100"},
-        check=True,
-    )
+    result = run(name)
     # On a busy machine the first call takes more than ten seconds, of which the log tells.
     log = re.sub(r"(?m)^`.* has been .*\n|^`\w+`: \w+ took .*\n", "", result.stderr)
-    assert words(result.stdout + log) == words(_SHOWN[name])
+    assert words(result.stdout + log) == words(SHOWN[name])
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_program_learns_and_is_short(name):
+    printed = run(name, *LEARNING[name]).stdout
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
+    if losses:
+        assert losses[-1] < losses[0] / 3
+    else:
+        assert "reached place 11 of 11 in 11 actions" in printed
+    assert len((ROOT / "bench" / "examples" / f"{name}.py").read_text().splitlines()) <= 80
+    assert f"bench.examples.{name}" in (ROOT / "docs" / "pages" / "examples.md").read_text()
+
+
+def test_two_processes_train_as_one():
+    printed = run("data_parallel", "--epochs=2").stdout
+    parts = re.split(r"(?m)^\d process.*device.*:$", printed)[1:]
+    assert len(parts) == 3
+    for part, n_processes in zip(parts, (2, 1, 1), strict=True):
+        losses = re.findall(r"\[process (\d)\] epoch 2: loss (.*)", part)
+        assert sorted(process for process, _ in losses) == ["0", "1"][:n_processes]
+        # Each sees the loss of the whole batch, not of its share.
+        assert len({loss for _, loss in losses}) == 1
+        # Each traced once, for all 88 steps.
+        assert part.count("88 steps, CacheInfo(entries=1, traces=1") == n_processes
+    assert "weights of the other process 0.0e+00 away, of two devices 0.0e+00" in printed

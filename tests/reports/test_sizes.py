@@ -339,3 +339,20 @@ def test_nothing_of_the_users_is_kept_alive():
     # It was read while JAX had it.
     assert row.equations == 2
     assert row.program.memory.outputs == 1_200_000
+
+
+def test_a_solve_by_diffrax():
+    diffrax = pytest.importorskip("diffrax")
+
+    def solve(x, **options):
+        term, control = diffrax.ODETerm(lambda t, y, args: -y), diffrax.PIDController(1e-3, 1e-3)
+        arguments = term, diffrax.Tsit5(), 0, 1, 0.1, x
+        return diffrax.diffeqsolve(*arguments, stepsize_controller=control, **options).ys
+
+    for options in ({}, {"throw": False}):
+        program = program_of(lambda x, options=options: solve(x, **options), X)
+        assert program.loops == ()
+        [note] = program.notes
+        assert f"{line_of(solve, 3)} makes " in note
+        assert "a solver of fewer stages" in note
+        assert ("`throw=False`" in note) == program.calls_python == (not options)

@@ -126,7 +126,9 @@ def _ten_times(self, name):
 
 
 @pytest.mark.parametrize(
-    "members", [{"__getattribute__": _ten_times}, {"__eq__": _raise, "__hash__": _raise}], ids=str
+    "members",
+    [{"__getattribute__": _ten_times}, {"__eq__": _raise, "__hash__": _raise}],
+    ids=", ".join,
 )
 def test_a_hostile_module_in_and_out(members):
     """What upstream makes of it is right; and it comes out as it would there."""

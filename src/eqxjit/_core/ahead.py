@@ -2,7 +2,6 @@
 
 import functools
 import textwrap
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +12,6 @@ from .._diagnostics.differences import OF_ARRAYS, differences
 from .._fast.make import fast_path, link
 from .entry import Call, Entry
 from .slow import HAS_FAST_PATHS, CallHandler
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class CompileCost(NamedTuple):
@@ -35,31 +32,24 @@ class Lowered:
     - `lowered`: the `jax.stages.Lowered`, for example, for `cost_analysis()`.
     """
 
-    def __init__(self, handler: CallHandler, staged: tuple[Call, Any, Any], bound: Arguments):
+    def __init__(self, handler: CallHandler, staged: tuple[Call, Any, Any], bound: tuple[Any, ...]):
         call, lowered, trace = staged
         self.lowered: jax.stages.Lowered = lowered
         self._handler = handler
         self._entry = call.entry
         # The one that it was made of, maybe earlier.
-        self._trace = trace or call.entry.latest_trace
-        self._seconds_before = 0.0 if trace else self._seconds
+        self._trace: Any = trace or call.entry.latest_trace
+        self._seconds_before = 0.0 if trace else self._trace.seconds.total
         self._description = call.description
         self._bound = bound
-        # The trace holds the call, with which the examples would live as long as this.
-        call.args, call.kwargs, call.fun_arrays = (), {}, ()
-        call.arrays, call.statics = [], []
 
     def __repr__(self) -> str:
         return f"<Lowered {_shown(self._handler, self._description)}>"
 
     @property
-    def _seconds(self) -> float:
-        return self._trace.seconds.total if self._trace else 0.0
-
-    @property
     def seconds(self) -> float:
         """The seconds of tracing, lowering and compiling; 0 for what was done before."""
-        return self._seconds - self._seconds_before
+        return self._trace.seconds.total - self._seconds_before
 
     def as_text(self) -> str:
         """Return the program as StableHLO."""
@@ -73,7 +63,7 @@ class Lowered:
         - `compiler_options`: as for `jax.stages.Lowered.compile`.
         """
         # The trace was made for a program that JAX compiles only here.
-        with events.compiling(self._entry, self._trace) if self._trace else nullcontext():
+        with events.compiling(self._entry, self._trace):
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
         must_wait = self._entry.must_wait or may_raise(self.lowered.compiler_ir("stablehlo"))
         # Nothing of it is pending.
@@ -99,13 +89,15 @@ class Compiled(CallableBySlot):
 
     __slots__ = ("__weakref__", "_bound", "_handler", "compiled")
 
-    def __init__(self, handler: CallHandler, entry: Entry, description: Any, bound: Arguments):
+    def __init__(
+        self, handler: CallHandler, entry: Entry, description: Any, bound: tuple[Any, ...]
+    ):
         self.compiled: jax.stages.Compiled = entry.jitted
-        self._bound = args, keywords = bound
-        if args or keywords:
-            unbound = Compiled(handler, entry, description, ((), {}))
+        self._bound = bound
+        if bound:
+            unbound = Compiled(handler, entry, description, ())
             self._handler = unbound._handler
-            connect(self, functools.partial(unbound, *args, **keywords))
+            connect(self, functools.partial(unbound, *bound))
         else:
             self._handler = _CompiledCallHandler(handler, entry, description, self)
 
@@ -163,7 +155,7 @@ class _CompiledCallHandler(CallHandler):
 
 
 def lower(
-    handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any], bound: Arguments = ((), {})
+    handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any], bound: tuple[Any, ...] = ()
 ) -> Lowered:
     """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
     __tracebackhide__ = True

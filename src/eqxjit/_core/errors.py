@@ -184,15 +184,14 @@ def split_named(
         return split(tree, *options)
     except Exception as error:
         # A flatten or a `__hash__` of the user's, and JAX's for the keys of a dict.
-        raise_named(error, named)
+        raise_named(error, named())
         raise
 
 
-def raise_named(error: BaseException, named: Callable[..., Any], *args: Any) -> None:
-    """Raise a clearer error than that of `split`, if there is one; `named(*args)` as above."""
+def raise_named(error: Exception, named: list[tuple[str, Any]]) -> None:
+    """Raise a clearer error than that of `split`, if there is one; `named` are parts as above."""
     __tracebackhide__ = True
-    if isinstance(error, Exception):
-        raise_instead(_split_error(error, named(*args)), error)
+    raise_instead(_split_error(error, named), error)
 
 
 def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:

@@ -4,7 +4,6 @@ Bind the arguments, split them, find the entry of their spec or add one, call it
 finish what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
 """
 
-import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ import jax
 from .._compat import ArrayImpl, connect, is_transforming, may_raise, native
 from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
-from .._places import trimming
+from .._places import trim, trimming
 from .._spec.tree import arrays_of, as_array, combine, is_transformed, split
 from .._text import switch
 from .entry import Call, Entry, Output
@@ -65,8 +64,12 @@ class CallHandler:
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        with trimming:
+        # Not `with trimming`, because here all calls pass that no fast path matches.
+        try:
             return self.call(self.take_apart(args, kwargs))
+        except BaseException:
+            trim()
+            raise
 
     def take_apart(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], is_staged: bool = False
@@ -77,8 +80,12 @@ class CallHandler:
         args, kwargs = signature.bind(args, kwargs)
         # To what is lowered a `ShapeDtypeStruct` is an array.
         more_arrays = (jax.ShapeDtypeStruct,) if is_staged else ()
-        with _OnError(raise_named, signature.named, args, kwargs):
+        try:
             parts = split((args, kwargs), True, more_arrays)
+        except Exception as error:
+            # A flatten or a `__hash__` of the user's, and JAX's for the keys of a dict.
+            raise_named(error, signature.named(args, kwargs))
+            raise
         return Call(self.function, self.fun_arrays, args, kwargs, *parts, is_staged)
 
     def call(self, call: Call) -> Any:
@@ -104,11 +111,19 @@ class CallHandler:
         """Return what the entry's jitted function returns, once it is there if it can raise."""
         __tracebackhide__ = True
         entry = call.entry
-        with _OnError(self.failed, call):
-            output = make(call, entry.jitted, *map(as_array, call.flat))
-            if entry.must_wait or is_transformed(output):
-                entry.wait_for(output)
+        output = self.attempt(call, make, call, entry.jitted, *map(as_array, call.flat))
+        if entry.must_wait or is_transformed(output):
+            self.attempt(call, entry.wait_for, output)
         return output
+
+    def attempt(self, call: Call, action: Callable[..., Any], *args: Any) -> Any:
+        """Return what a part of a call returns; if it raises, drop what the call left behind."""
+        __tracebackhide__ = True
+        try:
+            return action(*args)
+        except BaseException as error:
+            self.failed(error, call)
+            raise
 
     def finish_trace(self, output: Output, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
@@ -135,8 +150,7 @@ class CallHandler:
             table.history.recompile(call)
         entry.is_recompiled = False
         try:
-            with _OnError(self.failed, call):
-                entry.wait_for(output)
+            self.attempt(call, entry.wait_for, output)
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
@@ -157,9 +171,12 @@ class CallHandler:
     def link(self) -> None:
         """Have the wrapper try the fast paths that there are now, in generated Python."""
         table, wrapper = self.table, self.wrapper()
+        # Unlike a `WeakSet`, this runs no Python when one dies: what a signal handler raises there
+        # is lost.
+        ref = weakref.ref(self, table.linked.discard)
         with table.lock:
-            if wrapper is not None and self not in table.linked:
-                table.linked.add(self)
+            if wrapper is not None and ref not in table.linked:
+                table.linked.add(ref)
                 link(wrapper, self)
 
     def unlink(self) -> None:
@@ -170,8 +187,7 @@ class CallHandler:
             connect(wrapper, self.slow_call)
 
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
-        bound = self.function.signature.bind(args, kwargs)
-        call = Call(self.function, self.fun_arrays, *bound, *split(bound))
+        call = self.take_apart(args, kwargs)
         if hash(call.spec) != hash(entry.spec):
             raise ValueError(
                 "An argument was taken apart twice in one call, with different results. The "
@@ -189,13 +205,13 @@ class CallHandler:
         """Raise what the jitted function raised in a fast path, or a clearer error."""
         __tracebackhide__ = True
         with trimming:
+            # Raised here, so that a clearer error has the context that it has in the slow path; and
+            # caught by this name, which the frame then drops, because its traceback has the frame.
             try:
-                # So that a clearer error has the context that it has in the slow path.
-                with _OnError(self.failed, call):
-                    raise error
-            finally:
-                # Its traceback has this frame.
-                del error
+                raise error
+            except BaseException as error:
+                self.failed(error, call)
+                raise
 
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""
@@ -213,9 +229,7 @@ class CallHandler:
         __tracebackhide__ = True
         call, table = self.take_apart(args, kwargs, is_staged=True), self.table
         entry = call.entry = table.find(call.spec) or table.add(new_entry(call))
-        call.arrays = [*map(canonical, call.arrays)]
-        with _OnError(self.failed, call):
-            staged = make(call, stage(entry.jitted), *call.flat)
+        staged = self.attempt(call, make, call, stage(entry.jitted), *call.flat)
         trace = entry.end()
         # There is no program yet: the first call reads it.
         entry.classify(None)
@@ -253,18 +267,6 @@ class CallHandler:
             raise_instead(array_error(error, arrays))
 
 
-class _OnError(contextlib.AbstractContextManager[None]):
-    """A context that passes what is raised in it to a function, which may raise a clearer error."""
-
-    def __init__(self, action: Callable[..., None], *args: Any):
-        self.action, self.args = action, args
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        __tracebackhide__ = True
-        if error is not None:
-            self.action(error, *self.args)
-
-
 def _program(call: Call) -> tuple[Any, Any]:
     """Return the jaxpr of a call that JAX has made, and that lowered; None for each without."""
     # `EQX_ON_ERROR=breakpoint` replaces `jax.jit`.
@@ -278,12 +280,3 @@ def _program(call: Call) -> tuple[Any, Any]:
         # They were cleared meanwhile.
         return None, None
     return traced.jaxpr, traced.lower()
-
-
-def canonical(array: Any) -> Any:
-    """Return a structure with the dtype of its arrays: without x64, float32 for float64."""
-    is_struct = isinstance(array, jax.ShapeDtypeStruct)
-    # Typed keys have a dtype that only JAX has.
-    if not is_struct or jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
-        return array
-    return array.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype))

@@ -90,7 +90,7 @@ class Table:
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The handlers of wrappers that call all of these, in generated Python.
-        self.linked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.linked: set[weakref.ref[Any]] = set()
         #: Of calls of the slow path, and of fast paths that were removed.
         self.n_hits = 0
         self._n_slow = 0
@@ -98,9 +98,10 @@ class Table:
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # How often a family of functions was called counts those that are gone. At the exit this
-        # module may be empty.
-        if self.history.family is not None and not is_finalizing():
-            self.history.family.hits_of_gone += self.info().hits
+        # module may be empty; and without a history this wasn't made, because the stack was full.
+        history = vars(self).get("history")
+        if history is not None and history.family is not None and not is_finalizing():
+            history.family.hits_of_gone += self.info().hits
 
     def find(self, spec: Spec) -> Entry | None:
         """Return the entry of a spec, now the most recently used one; None if there is none."""
@@ -140,7 +141,7 @@ class Table:
 
     def drop_untraced(self, entry: Entry) -> None:
         """Drop an entry whose first trace failed, unless another thread's did not."""
-        if not entry.was_traced and self.entries.get(entry.spec) is entry:
+        if not hasattr(entry, "out") and self.entries.get(entry.spec) is entry:
             self.drop(entry.spec)
 
     def clear(self) -> None:
@@ -185,8 +186,9 @@ class Table:
                     self._unlink()
 
     def _unlink(self) -> None:
-        for handler in [*self.linked]:
-            handler.unlink()
+        for handler in [ref() for ref in self.linked.copy()]:
+            if handler is not None:
+                handler.unlink()
         self.linked.clear()
 
     def info(self) -> CacheInfo:
@@ -222,7 +224,7 @@ class Function:
         self.options = options
         self.keeps_arrays = table is not None
         # As metadata of a pytree node, copies of a wrapper that JAX unflattens compare by this.
-        self.key = static_key(options), spec
+        self.key = options[:4], static_key(options.jit_arguments), spec
         # A frozen function's spec holds its arrays, which nothing else is to hold.
         self.table = table or _tables_of(fun).get(
             # Much code wraps where it calls, and reading a signature takes longer than such a call.
@@ -289,8 +291,8 @@ class _Tables:
 
     def __init__(self, owner: object | None):
         self.owner = None if owner is None else weakref.ref(owner)
-        #: Of each the references that drop it, and when it was last used.
-        self.by_key: dict[Hashable, list[Any]] = {}
+        #: Of each also the references that drop it.
+        self.by_key: dict[Hashable, tuple[Table, Any]] = {}
 
     def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
         """Return the table of a key, which is made if there is none."""
@@ -298,10 +300,9 @@ class _Tables:
         found = self.by_key.get(key)
         if found is None:
             # Another thread may be first.
-            found = self.by_key.setdefault(key, [make(), watch(self, key), 0])
-        found[2] = next(_clock)
-        while len(self.by_key) > _MAX_TABLES:
-            self.drop(min(list(self.by_key.items()), key=lambda item: item[1][2])[0])
+            found = self.by_key.setdefault(key, (make(), watch(self, key)))
+            for oldest in list(self.by_key)[:-_MAX_TABLES]:
+                self.drop(oldest)
         return found[0]
 
     def drop(self, key: Hashable) -> None:
@@ -313,7 +314,6 @@ class _Tables:
         return type(None), ()
 
 
-_clock = itertools.count()
 _lock = threading.RLock()
 # Those of what has no function below it, such as a Module.
 _shared = _Tables(None)

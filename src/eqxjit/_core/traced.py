@@ -117,7 +117,6 @@ def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     finally:
         # Also for one that failed: others must not wait for it, nor is it counted.
         table.history.end(trace, is_made)
-        entry.was_traced |= is_made
     return output
 
 

@@ -75,10 +75,8 @@ class _Jitted(Generic[P, T]):
 
         A `Lowered`, with `as_text()`, `lowered` (JAX's) and `compile()`.
         """
-        first, named = self._bound
         with trimming:
-            handler = self._wrapper._handler
-            return lower(handler, (*first, *args), {**named, **kwargs}, self._bound)
+            return lower(self._wrapper._handler, (*self._bound, *args), kwargs, self._bound)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile for arguments like these ahead of time.
@@ -195,7 +193,7 @@ class JitFunction(_Jitted[P, T], CallableBySlot):
     __slots__ = ("__dict__", "__weakref__", "_handler")
 
     _wrapper = property(lambda self: self)
-    _bound = property(lambda self: ((), {}))
+    _bound = property(lambda self: ())
 
     def __init__(self, function: Function, arrays: tuple[Any, ...]):
         self.__dict__ = dict(function.attributes)  # type: ignore
@@ -286,7 +284,7 @@ class BoundJitFunction(_Jitted[P, T], functools.partial[T], metaclass=TypeNamedF
     # Jitted, unlike that of the method that is wrapped.
     __func__ = property(operator.attrgetter("func"))
     _wrapper = property(operator.attrgetter("func"))
-    _bound = property(operator.attrgetter("args", "keywords"))
+    _bound = property(operator.attrgetter("args"))
 
     def _unwrapped(self) -> Any:
         return self._wrapper.__wrapped__.__get__(*self.args)

@@ -13,7 +13,9 @@ from .description import NUMBERS, ArrayPart, Description, Part, Row
 _ONCE = "make it once, before the first call"
 _BY_PARTS = ", which compares by its parts"
 _UNLESS = ", unless a shape or control flow depends on it"
-_SEPARATELY = "If it varies, pass `{array}` as a separate argument"
+_APART = "If it varies, pass `{array}` as a separate argument"
+_OWNER = "If it should be the same, make {it} once, before the first call"
+_VALUE = "make it an array, a tuple or a frozen dataclass"
 
 #: What there is to be done, by a name; a row of `test_advice.py` follows each.
 REMEDIES = {
@@ -22,60 +24,49 @@ REMEDIES = {
     "field": "If it varies, make `{path}` an array, `{made}`" + _UNLESS,
     "static field": "If it varies, make `{path}` an array, `{made}`, in a field that isn't static"
     + _UNLESS,
-    "argument of its own": _SEPARATELY + _UNLESS,
-    "object": _SEPARATELY + ", or make `{holder}` an `equinox.Module` with such an array" + _UNLESS,
-    "in a partial": _SEPARATELY + ", or use `eqx.Partial` with such an array" + _UNLESS,
+    "argument of its own": _APART + _UNLESS,
+    "object": _APART + ", or make `{holder}` an `equinox.Module` with such an array" + _UNLESS,
+    "in a partial": _APART + ", or use `eqx.Partial` with such an array" + _UNLESS,
     "among others": "If they vary, pass these numbers as one array of their own" + _UNLESS,
     # Another static value.
     "array": "An array in a static field is a constant: keep it in a field that isn't static",
-    "iterator": "It is read while the function is traced, and never again: draw from it before the "
-    "call, and pass the values as arrays",
+    "iterator": "Only traces read it: draw from it before the call, and pass the values as arrays",
     "label": "If the function computes nothing with it, as with a name, leave it out of the call",
-    "slice": "If it varies, pass its start as an array and its length as a number, as "
-    "`jax.lax.dynamic_slice_in_dim` takes them",
+    "slice": "If it varies, pass an array for `start` to `jax.lax.dynamic_slice_in_dim`",
     # Another object that equals itself alone.
-    "class": "`{kind}` instances compare by identity: create one and reuse it, and define its "
-    "class once",
     "function": "It is another object of the same code{site}: if it should be the same, {once}",
     "instance": "`{kind}` instances compare by identity: create one and reuse it, or make its "
     "class an `equinox.Module` or a frozen dataclass, which compare by their parts",
     "local partial": "Partials compare by identity: {once}",
-    "made by a library": "If it should be the same, make {it} once, before the first call, and "
-    "use that each time",
+    "made by a library": _OWNER,
     "method": "A method of another object is another method: make that object once and reuse it, "
     "or make its class an `equinox.Module`" + _BY_PARTS,
-    "optimizer": "If it should be the same, make {it} once, before the first call; "
-    "`optax.inject_hyperparams` makes a learning rate an array of its state",
+    "optimizer": _OWNER + "; `optax.inject_hyperparams` makes a rate an array of its state",
     "partial": "Partials compare by identity: {once}, or use `eqx.Partial`" + _BY_PARTS,
     "parts": "If they should be the same, make them, or {it}, once, before the first call",
     "transformed": "Each call of `jax.{name}` makes another function: " + _ONCE,
     "transformed, for Equinox": "Each call of `jax.{name}` makes another function: "
-    + _ONCE
-    + ", or use `eqx.filter_{name}`"
-    + _BY_PARTS,
+    f"{_ONCE}, or use {{filtered}}{_BY_PARTS}",
     "transformed Module": "`jax.{name}` makes a function that isn't a pytree: the arrays of the "
     "{transformed} in it are constants, and each is traced again. Use {filtered}, or pass the "
     "{transformed} as an argument",
     "wrapped again": "Define and wrap it once, outside of loops and of the functions that call it, "
     "and pass what varies as arrays",
     # Another structure.
-    "None at first": "If it is `None` at first only, pass from the start what it begins with"
-    "{zeros}",
+    "None at first": "If it is `None` at first only, pass what it begins with instead{zeros}",
     "keys": "If its keys vary, have it hold all of them in each call",
     "length": "If its length varies, fill it up to a few lengths, or pass one array, "
     "`jnp.stack({path})`, padded to a few sizes",
     "order": "Insert its keys in the same order each time",
     "container": "Pass the same kind of container each time",
     # Another array.
-    "placement": "Place it the same way from the first call on, by `jax.device_put` or "
-    "`eqx.filter_shard`",
+    "placement": "Place it alike in all calls, by `jax.device_put` or `eqx.filter_shard`",
     "size": "If its size varies, pad it to a few sizes",
     "weak type": "A weak type comes from a Python number: give it a dtype when it is made, as in "
     "`jnp.asarray(..., dtype=jnp.{dtype})`",
     # What no call takes.
-    "unhashable": "make it an array, a tuple or a frozen dataclass",
-    "unhashable, of a class of the user's": "make it an array, a tuple or a frozen dataclass, or "
-    "give its class an `__eq__` and a `__hash__`",
+    "unhashable": _VALUE,
+    "unhashable, the user's": f"{_VALUE}, or give its class an `__eq__` and a `__hash__`",
     "unhashable slice": "pass its start and its stop as numbers, or as a tuple of these",
 }
 
@@ -115,11 +106,10 @@ class Change(NamedTuple):
         old, new = self.old, self.new
         if not (isinstance(old, Part) and isinstance(new, Part) and new.equals_itself_alone):
             return False
-        # A function may hold something else.
-        is_alike = new.is_node or new.nature == "iterator" or not self.row.name
-        is_alike = is_alike or old.text == new.text
         of_one = (old.nature, old.kind, old.made_at) == (new.nature, new.kind, new.made_at)
-        return of_one and is_alike
+        # A function that holds something else isn't the same.
+        is_function = new.nature == "function" and bool(self.row.name)
+        return of_one and (old.text == new.text or not is_function)
 
     @property
     def owner(self) -> Row | None:
@@ -190,7 +180,7 @@ def _for_remade(change: Change) -> str:
         return "wrapped again"
     if not is_own and new.nature != "iterator":
         return _for_owner(change)
-    return "class" if new.nature == "instance" and change.old.key[0] != new.key[0] else new.nature
+    return new.nature
 
 
 def _for_owner(change: Change) -> str:
@@ -232,10 +222,9 @@ def for_numbers(change: Change, row: Row) -> str:
 
 def for_unhashable(value: Any) -> str:
     """Return what to do about a static value that can't be hashed."""
-    if isinstance(value, slice):
-        return REMEDIES["unhashable slice"]
     of_user = is_users_module(type(value).__module__)
-    return REMEDIES["unhashable, of a class of the user's" if of_user else "unhashable"]
+    kind = " slice" if isinstance(value, slice) else ", the user's" if of_user else ""
+    return REMEDIES[f"unhashable{kind}"]
 
 
 # --- What a remedy names --------------------------------------------------------------------------
@@ -250,8 +239,10 @@ def _say(name: str, change: Change, row: Row | None = None) -> str:
             values["zeros"] = f", such as `jnp.zeros({new.shape}, dtype=jnp.{new.dtype})`"
     elif new is not None:
         maker = new.maker if new.is_local and not new.maker.endswith(">") else ""
-        transformation, array = new.maker.removeprefix("jax."), _array(change)
-        is_filtered = hasattr(eqx, f"filter_{transformation}")
+        name_of, array = new.maker.removeprefix("jax."), _array(change)
+        filtered = "Equinox's transformations"
+        if hasattr(eqx, f"filter_{name_of}"):
+            filtered = f"`eqx.filter_{name_of}`"
         values |= {
             "array": array.format(path),
             "made": array.format("..."),
@@ -259,11 +250,9 @@ def _say(name: str, change: Change, row: Row | None = None) -> str:
             "site": f" ({new.site})" if new.site else "",
             "kind": new.kind,
             "holder": next((part.kind for part in change.around if part.is_opaque), ""),
-            "name": transformation,
+            "name": name_of,
             "transformed": new.transformed,
-            "filtered": f"`eqx.filter_{transformation}`"
-            if is_filtered
-            else "Equinox's transformations",
+            "filtered": filtered,
         }
     return REMEDIES[name].format_map(values) if name else ""
 

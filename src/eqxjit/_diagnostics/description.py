@@ -10,7 +10,7 @@ import re
 import types
 import uuid
 import weakref
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -71,7 +71,8 @@ class ArrayPart(NamedTuple):
     # Empty where JAX may choose.
     placement: str
 
-    nature = "traced array"
+    nature = kind = "traced array"
+    key = None
     is_node = False
 
     def __str__(self) -> str:
@@ -129,12 +130,6 @@ class Part(NamedTuple):
     def site(self) -> str:
         """The user's line where a callable's code is; empty for anything else."""
         return str(self.made_at) if self.made_at and is_users(self.made_at.filename) else ""
-
-    @property
-    def another(self) -> str:
-        if self.nature == "method":
-            return f"{self.text} of another `{self.kind}`"
-        return f"another {self.text if self.nature == 'partial' else f'`{self.kind}`'}"
 
     def __str__(self) -> str:
         text = self.text
@@ -216,12 +211,14 @@ def _with_arrays(trace: Any, arrays: list[Any]) -> Description | None:
         return None
     parts = map(_array, arrays)
     # Rows are shared, because a function may have many traces of a large tree.
-    return Description([_with_array(r, parts) if type(r.part) is ArrayPart else r for r in rows])
-
-
-def _with_array(row: Row, parts: Iterator[ArrayPart]) -> Row:
-    part = next(parts)
-    return row if part is row.part else Row(row.path, part, *row[2:])
+    return Description(
+        [
+            r
+            if type(r.part) is not ArrayPart or (part := next(parts)) == r.part
+            else Row(r.path, part, *r[2:])
+            for r in rows
+        ]
+    )
 
 
 def describe_function(call: Any) -> Description:
@@ -231,12 +228,6 @@ def describe_function(call: Any) -> Description:
     if function.keeps_arrays:
         return UNKNOWN
     return describe_trees([("", function.spec, function.combine(call.fun_arrays))], _MAX_DEPTH)
-
-
-def kind_of(function: Description) -> tuple[str, ...]:
-    """Return what two functions of one place share if they are wrapped alike."""
-    part = function[0].part
-    return part.kind, part.maker, part.nature, part.transformed
 
 
 def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Description:
@@ -273,6 +264,8 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
             if len(rows) + len(below) > _MAX_PARTS:
                 return UNKNOWN
             if below:
+                # What such an object holds has specs.
+                is_field = is_field and not part.equals_itself_alone
                 levels.append((iter(below), path, (row, *around), is_field))
                 break
         else:

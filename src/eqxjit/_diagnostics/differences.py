@@ -42,7 +42,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         if not self.path:
-            return f"{self.category}: {self.new}"
+            return f"{self.category}: {self.new}{f': {self.old}' if self.old else ''}"
         if not self.old:
             return f"{self.category}: {self.new} in `{self.path}`"
         if self.old == self.new:
@@ -218,11 +218,7 @@ def _of_many(changes: list[Change]) -> Difference:
     owner = first.owner or next(
         row for row in first.row.around if all(row in change.row.around for change in changes)
     )
-    parts = [
-        f"`{change.row.path[len(owner.path) :]}`"
-        + (f" is another {change.new}" if _is_by_itself(change) else "")
-        for change in changes
-    ]
+    parts = [f"`{change.row.path[len(owner.path) :]}`" for change in changes]
     more = ["..."] * (len(parts) > _MAX_PARTS)
     text = f"{owner.part}, recreated: {', '.join([*parts[:_MAX_PARTS], *more])}"
     remedy = advice.for_remade_parts(owner, changes)
@@ -247,19 +243,22 @@ def of_functions(old: Description, new: Description, place: Place) -> list[Diffe
     found = differences(old, new, place.is_users, CALLABLE)
     # The innermost below Equinox's wrappers, or such a wrapper.
     was, is_now = ([row.part for row in rows if not row.name][-1] for rows in (old, new))
-    category, text = _another(was, is_now, place)
+    category, text = _another(is_now, place)
+    before = was.text if was.text != is_now.text and not is_now.is_node else ""
     return [
-        each if each.path else Difference(category, "", "", text, each.remedy) for each in found
+        each if each.path else Difference(category, "", before, text, each.remedy) for each in found
     ]
 
 
-def _another(old: Any, new: Any, place: Place) -> tuple[str, str]:
+def _another(new: Part, place: Place) -> tuple[str, str]:
     """Return the category and the text of a function that isn't the one of before."""
     # A line of a library's is no help.
     where = f" ({place.site})" if place.site and place.is_users else ""
     category, text = CALLABLE, f"another one of `{place.qualname}`{where}"
     if new.is_node and new.equals_itself_alone:
-        text = f"{new.another}, which compares by identity,"
+        text = f"another {new.text if new.nature == 'partial' else f'`{new.kind}`'}"
+        of = f"{new.text} of " if new.nature == "method" else ""
+        text = f"{of}{text}, which compares by identity,"
     elif new.is_transformed:
         of = f"an object of `{new.transformed}`" if new.transformed else f"`{place.qualname}`"
         text = f"another `{new.maker}` of {of}{where}"
@@ -271,10 +270,7 @@ def _another(old: Any, new: Any, place: Place) -> tuple[str, str]:
         else:
             category = FUNCTION
             text = f"another function made of the same code{where}" if where else text
-    text += " was traced before"
-    if str(old) != str(new) and not new.is_node:
-        text += f": {old}, now {new}"
-    return category, text
+    return category, f"{text} was traced before"
 
 
 def _texts_apart(old: Any, new: Any) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from .._compat import is_staging, trace_configuration, weak_lowering
 from .._places import Place, call_site
 from .._text import times
-from .description import UNKNOWN, Description, describe_function, kind_of
+from .description import UNKNOWN, Description, describe_function
 from .differences import differences, distance
 from .events import listeners
 from .log import log, log_recompiled, log_streak, switches
@@ -104,8 +104,9 @@ class History:
         with self._lock:
             relative = None
             if function is not UNKNOWN:
-                self.family = _family_of(self.place, *kind_of(function))
-                table = call.function.table
+                part, table = function[0].part, call.function.table
+                kind = part.kind, part.maker, part.nature, part.transformed
+                self.family = _family_of(self.place, *kind)
                 self.family.tables[id(table)] = table
                 relative = self.family.latest
                 if relative == function:

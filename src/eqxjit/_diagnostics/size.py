@@ -44,10 +44,7 @@ _IN_LIBRARIES = {
     os.path.join("jax", "_src", "tree"): (
         "goes through the leaves of a tree: `eqxjit.pack` makes one array of many small ones"
     ),
-    _DIFFRAX: (
-        "solves by Diffrax: a solver of fewer stages makes it smaller, and with `throw=False` "
-        "JAX's persistent cache holds it"
-    ),
+    _DIFFRAX: "solves by Diffrax: a solver of fewer stages makes it smaller",
 }
 
 
@@ -114,7 +111,7 @@ def program_of(jaxpr: Any, lowering: Any) -> Program:
 
     What is nested twice counts twice, as it is compiled twice.
     """
-    n, n_bytes, parts = 0, 0, [jaxpr.jaxpr]
+    n, n_bytes, parts, calls_python = 0, 0, [jaxpr.jaxpr], has_host_callback(lowering)
     # It grows while it is gone through. Not by recursion, because loops may be nested deeply.
     for part in parts:
         n += len(part.eqns)
@@ -126,14 +123,14 @@ def program_of(jaxpr: Any, lowering: Any) -> Program:
         reader = _Reader(jaxpr.jaxpr)
         arrays = reader.largest_arrays()
         if n >= _MANY_EQUATIONS:
-            lines, (loops, notes) = reader.listed(n), reader.notes(n)
+            lines, (loops, notes) = reader.listed(n), reader.notes(n, calls_python)
     ins, outs = [
         collections.Counter([(str(v.aval), _bytes(v.aval)) for v in variables])
         for variables in (jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars)
     ]
     saves = sum([count * size for (_, size), count in (ins & outs).items()])
     what = n, lines, loops, notes, arrays, saves
-    return Program(*what, has_host_callback(lowering), memory_in(lowering))
+    return Program(*what, calls_python, memory_in(lowering))
 
 
 def _bytes(aval: Any) -> int:
@@ -317,7 +314,7 @@ class _Reader:
         shown = [(path, c) for path, c in large if not below[path] or (c - below[path]) * 4 > n]
         return tuple([f"{' -> '.join(path)}: {c:,} of {n:,}" for path, c in shown[:_MAX_LINES]])
 
-    def notes(self, n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def notes(self, n: int, calls_python: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return where loops of the user's are unrolled, and what to do about the size."""
         loops: list[str] = []
         notes: list[str] = []
@@ -328,7 +325,8 @@ class _Reader:
                 notes.append(f"the {kind} at {where} is unrolled, and makes {share}: {_SCAN}.")
             # A loop around that comes first.
             elif kind in _IN_LIBRARIES and count * 2 >= n and not loops:
-                notes.append(f"{where} makes {share}, and {_IN_LIBRARIES[kind]}.")
+                also = ", and so does `throw=False`" if calls_python and kind == _DIFFRAX else ""
+                notes.append(f"{where} makes {share}, and {_IN_LIBRARIES[kind]}{also}.")
         for label, count in self.n_inlined.most_common():
             if self.n_uses[label] >= _MANY_PASSES and count * 4 >= n:
                 notes.append(

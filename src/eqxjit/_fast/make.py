@@ -49,7 +49,7 @@ class PythonFast:
     def instantiate(self, handler: Any, otherwise: Any) -> Any:
         signature, statics = handler.function.signature, handler.function.statics
         bound = handler, otherwise, self.entry.jitted, self._counter
-        made = self._make(*bound, *handler.fun_arrays, *statics)
+        made = self._make(*bound, *statics, *handler.fun_arrays)
         made.__name__, made.__qualname__ = signature.name, signature.called
         return made
 

@@ -11,7 +11,7 @@ import re
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter
 from typing import Any
 
@@ -185,25 +185,26 @@ class Writer:
 
     def __init__(self, function: Any, entry: Any):
         # The first of its traces' outputs; `finish_fast` makes others.
-        self.out = entry.out
-        if len(parts_of(entry.spec)) + len(parts_of(self.out.spec)) > MAX_NODES:
+        out = entry.out
+        if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
             raise TooLarge
         self.signature: Signature = function.signature
-        self.n_fun_statics = len(function.statics)
         self.entry = entry
-        self.names = _Names(parameter.name for parameter in self.signature.parameters)
+        self.names = names = _Names(parameter.name for parameter in self.signature.parameters)
         #: Guards of one argument after the other, the arrays, and the source of each static object.
         self.guards: list[str] = []
         self.arrays: list[str] = []
-        self.statics: list[str] = []
-        #: Statements that make parts of the output.
+        self.statics = [names.variable(f"fun_static_{i}") for i in range(len(function.statics))]
+        #: Statements that make parts of the output, its arrays, and its other static objects.
         self.body: list[str] = []
+        self.out_arrays: list[str] = []
+        self.out_statics = iter(zip(out.slots, out.statics, strict=True))
 
     def write(self) -> tuple[str, Callable[..., Any]]:
         """Return the source, and the function `make_call` that it defines.
 
         This returns the fast path of one wrapper, for `(handler, otherwise, jitted, hits,
-        *fun_arrays, *fun_statics)`; `next(hits)` counts a call.
+        *fun_statics, *fun_arrays)`; `next(hits)` counts a call.
 
         **Raises:**
 
@@ -219,25 +220,22 @@ class Writer:
 
     def _fill_parts(self) -> None:
         names, signature, entry = self.names, self.signature, self.entry
-        bound = [names[each] for each in ("handler", "otherwise", "jitted", "hits")]
+        bound = [*map(names.__getitem__, ("handler", "otherwise", "jitted", "hits")), *self.statics]
         fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
-        fun_statics = [names.variable(f"fun_static_{i}") for i in range(self.n_fun_statics)]
         self._match_arguments()
         # The function's may be NumPy's, too.
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
-        self.statics = [*fun_statics, *self.statics]
-        out_arrays: list[str] = []
-        statics = iter(zip(self.out.slots, self.out.statics, strict=True))
-        output = self._make("out", self.out.spec, out_arrays, statics)
-        if out_arrays:
+        output = self._make("out", entry.out.spec)
+        if self.out_arrays:
             # The only one comes as it is.
-            targets = out_arrays[0] if len(out_arrays) == 1 else _tuple_of(out_arrays)
+            is_only = len(self.out_arrays) == 1
+            targets = self.out_arrays[0] if is_only else _tuple_of(self.out_arrays)
             self.body.insert(0, f"{targets} = {names['arrays']}")
         guards = [each if each.startswith("#") else f"{each} and" for each in self.guards]
         names.update(
             entry=names.constant("entry", entry),
-            parts=_listed([*bound, *fun_arrays, *fun_statics]),
+            parts=_listed([*bound, *fun_arrays]),
             function=names.variable(signature.name),
             parameters=signature.header(names["absent"]),
             guards="\n".join(guards).removesuffix(" and") or "True",
@@ -373,23 +371,21 @@ class Writer:
         else:
             self.guards.append(f"{names['same']}({bound}, {names.constant('key', key)})")
 
-    def _make(self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any]) -> str:
+    def _make(self, hint: str, spec: Spec) -> str:
         """Return the expression of a part of the output, which statements may make before."""
         names = self.names
         if spec is ARRAY:
-            arrays.append(names.variable(hint))
-            return arrays[-1]
+            self.out_arrays.append(names.variable(hint))
+            return self.out_arrays[-1]
         if spec is None:
             return "None"
         if type(spec) is Static:
-            return self._static(hint, *next(statics))
+            return self._static(hint)
         kind, cls, aux, *below = spec
         # Before those below, as `split` has them.
-        metadata = self._static(hint, *next(statics)) if kind == NODE else ""
-        parts = [
-            self._make(f"{hint}_{label}", child, arrays, statics)
-            for label, child in zip(_labels(spec), below, strict=True)
-        ]
+        metadata = self._static(hint) if kind == NODE else ""
+        labels = zip(_labels(spec), below, strict=True)
+        parts = [self._make(f"{hint}_{label}", child) for label, child in labels]
         name = names.variable(hint)
         if kind == MODULE:
             fields = names.variable(f"{name}_fields")
@@ -415,7 +411,8 @@ class Writer:
         self.body.append(f"{name} = {made}")
         return name
 
-    def _static(self, hint: str, slot: int, value: Any) -> str:
+    def _static(self, hint: str) -> str:
+        slot, value = next(self.out_statics)
         if slot >= 0:
             return self.statics[slot]
         is_literal = value is None or value is True or value is False

@@ -227,20 +227,15 @@ def _items(value: Any, left: list[int]) -> Hashable:
 
 def _pairs(value: dict[Any, Any], left: list[int]) -> Hashable:
     # Unlike for `==`, the order of the items matters: a function may go through them.
-    cls: type = dict
-    if isinstance(value, collections.OrderedDict):
-        cls = collections.OrderedDict
     # An item counts once.
     left[0] += len(value)
-    parts = [*cls.keys(value), *cls.values(value)]
-    return (PAIRS, type(value), None, *_keys(parts, left))
+    return (PAIRS, type(value), None, *_keys([*value, *value.values()], left))
 
 
 def _elements(value: Any, left: list[int]) -> Hashable:
-    base: type = set if issubclass(type(value), set) else frozenset
-    copied = base.copy(value)
     # With their number: a set can hold several NaN.
-    return (OTHER, type(value), None, len(copied), frozenset(_keys(copied, left)))
+    keys = _keys([*value], left)
+    return (OTHER, type(value), None, len(keys), frozenset(keys))
 
 
 def _method(value: types.MethodType, left: list[int]) -> Hashable:

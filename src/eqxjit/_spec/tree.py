@@ -25,15 +25,8 @@ from .._compat import ArrayImpl, copy_in_tracer, fields_of, registered_nodes, un
 from .._text import short
 from .static_key import CONSTANTS, THEMSELVES, Opaque, Static, static_key
 
-
-class _Array:
-    """The type of `ARRAY`, which stands for an array in a spec."""
-
-    def __repr__(self) -> str:
-        return "ARRAY"
-
-
-ARRAY = _Array()
+#: Stands for an array in a spec.
+ARRAY = object()
 
 #: The kinds of nodes, and their aux; as in `native.c`.
 #: - a tuple or list: None; a named tuple: whether its class, called, does no more than `tuple`.
@@ -49,10 +42,9 @@ Spec = Any
 
 _MODULE_METACLASS = type(eqx.Module)
 _flatten_one_level = default_registry.flatten_one_level
-NUMPY_SCALARS = frozenset(np.sctypeDict.values())
 
 #: The classes of most arrays: `equinox.is_array` takes five times as long.
-ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray}) | NUMPY_SCALARS
+ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray, *np.sctypeDict.values()})
 
 # Classes of static leaves that nobody registers as a node: those of most activations.
 _NEVER_NODES = CONSTANTS | {
@@ -142,8 +134,8 @@ def _split(
         and (found := fields_of(value)).keys() == fields[1]
     ):
         names, _, n = fields
-        spec, below = [MODULE, kind, names], [found[name] for name in names[:n]]
-        fixed = [found[name] for name in names[n:]]
+        values = [*map(found.__getitem__, names)]
+        spec, below, fixed = [MODULE, kind, names], values[:n], values[n:]
     # A dict with other keys is a node, whose metadata are its keys and their types.
     elif kind is dict and {*map(type, value)} <= _ONLY_STR:
         # As JAX does: arrays come in its order.

@@ -15,77 +15,58 @@ from eqxjit.types import BoundJitFunction, JitFunction
 
 @filter_jit
 def decorated(model: eqx.nn.Linear, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
-    """Decorated without options."""
     return model(x) * scale
 
 
 @filter_jit(donate="all", max_traces=3)
 def with_options(x: jax.Array, name: str) -> tuple[jax.Array, str]:
-    """Decorated with options."""
     return x, name
 
 
 def named(n: int) -> str:
-    """Wrapped later."""
     return str(n)
 
 
 class Base(eqx.Module):
-    """With a method to override, and one to inherit."""
+    @abc.abstractmethod
+    def step(self, x: jax.Array, times: int) -> jax.Array: ...
 
     @abc.abstractmethod
-    def step(self, x: jax.Array, times: int) -> jax.Array:
-        """Without a body."""
-
-    @abc.abstractmethod
-    def __call__(self, x: jax.Array, times: int = 1) -> jax.Array:
-        """Without a body."""
+    def __call__(self, x: jax.Array, times: int = 1) -> jax.Array: ...
 
 
 class Steps(Protocol):
-    """An object that has a step."""
-
-    def step(self, x: jax.Array, times: int) -> jax.Array:
-        """Without a body."""
-        ...
+    def step(self, x: jax.Array, times: int) -> jax.Array: ...
 
 
 class Model(Base):
-    """With decorated methods of each kind, some of which override others."""
-
     weight: jax.Array
 
     @filter_jit
     def step(self, x: jax.Array, times: int) -> jax.Array:
-        """A step."""
         return self.weight * x * times
 
     @filter_jit(donate="all-except-first")
     def donating(self, x: jax.Array) -> jax.Array:
-        """With options."""
         return self.weight * x
 
     @staticmethod
     @filter_jit
     def static(x: jax.Array, times: int) -> jax.Array:
-        """Without the instance."""
         return x * times
 
     @classmethod
     @filter_jit
     def made(cls, x: jax.Array) -> "Model":
-        """Of the class."""
         return cls(x)
 
     @property
     @filter_jit
     def size(self) -> float:
-        """Without parentheses."""
         return 1.0
 
     @filter_jit
     def __call__(self, x: jax.Array, times: int = 1) -> jax.Array:
-        """The module itself."""
         return self.static(x, times) + self.step(x, times=times)
 
 
@@ -94,16 +75,12 @@ class Derived(Model):
 
 
 class Plain(abc.ABC):
-    """Is no Module."""
-
     @filter_jit
     @abc.abstractmethod
-    def step(self, x: jax.Array) -> jax.Array:
-        """Without a body."""
+    def step(self, x: jax.Array) -> jax.Array: ...
 
 
 def use_functions(model: eqx.nn.Linear, x: jax.Array) -> None:
-    """What a user writes of functions, right and wrong."""
     assert_type(decorated(model, x, scale=2.0), jax.Array)
     assert_type(with_options(x, "a"), tuple[jax.Array, str])
     assert_type(filter_jit(named)(3), str)
@@ -123,7 +100,6 @@ def use_functions(model: eqx.nn.Linear, x: jax.Array) -> None:
 
 
 def use_what_a_wrapper_has(model: eqx.nn.Linear, x: jax.Array) -> None:
-    """What a user writes to reach it, right and wrong."""
     assert isinstance(decorated, JitFunction)
     assert_type(decorated.traces(), list[eqxjit.types.Trace])
     assert_type(decorated.traces()[0].reason, str)
@@ -141,7 +117,6 @@ def takes(step: Callable[[jax.Array, int], jax.Array], steps: Steps) -> None:
 
 
 def use_methods(x: jax.Array, plain: Plain) -> None:
-    """What a user writes of methods, right and wrong."""
     model = Model(x)
     assert_type(model.step(x, 3), jax.Array)
     assert_type(Model.step(model, x, 3), jax.Array)
@@ -176,7 +151,6 @@ def use_methods(x: jax.Array, plain: Plain) -> None:
 
 
 def use_the_rest(model: eqx.nn.Linear, x: jax.Array) -> None:
-    """What a user writes of what isn't a call."""
     frozen = eqxjit.freeze(named)
     annotated: eqxjit.types.FrozenFunction[[int], str] = frozen
     assert_type(annotated(3), str)
