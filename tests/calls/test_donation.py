@@ -45,13 +45,11 @@ WORKLOADS = {
         lambda: ((array(), array(1), array(2)), {"z": array(3), "a": array(4)}),
     ),
     "one output": (lambda a, b, c: a + b + c, lambda: ((array(), array(1), array(2)), {})),
-    "unused": (lambda a, b: a + 1, lambda: ((array(), array(1)), {})),
     "identity": (lambda a, b: (b, a), lambda: ((array(), array(1)), {})),
     "trees": (
         lambda model, state, x: (jax.tree.map(lambda w: w + x, model), [state["s"] * 2]),
         lambda: ((Layer(array(), array(1)), {"s": array(2), "t": array(3, (4,))}, array(4)), {}),
     ),
-    "static first": (lambda n, a: a * n, lambda: ((3, array()), {})),
     "several dtypes": (
         lambda a, b, c: (c + 1, b + 1, a + 1),
         lambda: ((array(), array(1, dtype=jnp.int32), array(1, (16,), jnp.bfloat16)), {}),

@@ -135,8 +135,7 @@ def test_arrays_of_here_and_there(filter_jit):
     """What JAX may move joins the others; what was put elsewhere is refused, and harms nothing."""
     f = filter_jit(lambda model, x: model(x))
     model, x = layer("data", "model"), batch("data")
-    expected = np.asarray(f(model, x))
-    elsewhere = jax.device_put(np.asarray(x), jax.devices()[3])
+    expected, elsewhere = f(model, x), jax.device_put(np.asarray(x), jax.devices()[3])
     for _ in range(CALLS):
         with pytest.raises(ValueError, match="incompatible devices"):
             f(model, elsewhere)

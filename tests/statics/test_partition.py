@@ -108,17 +108,6 @@ class Inner(eqx.Module):
         return self.activation(self.weight * x) ** self.power
 
 
-class Strange(eqx.Module):
-    """Fields whose names could mean something to generated code."""
-
-    self_: jax.Array
-    _private: jax.Array
-    __mangled: jax.Array
-    type: Any
-    len: Any = eqx.field(static=True)
-    été: jax.Array | None = None
-
-
 class TupleSubclass(tuple):
     """No pytree node: JAX goes by the exact type, so this is a static leaf."""
 
@@ -128,7 +117,6 @@ NODES = {
     "Module": Inner(w, None, 2),
     "Module with converters": nodes.Converted(w, [4, 2]),
     "Module under inheritance": nodes.Derived(w, w + 1, 2),
-    "Module with strange names": Strange(w, w + 1, w + 2, "type", 3, w + 3),
     "Module with wrapper fields": nodes.wrapper(nodes.plus_one, w),
     "equinox layers": eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0)),
     "named tuple": Point(w, Point(1, w)),

@@ -327,16 +327,6 @@ def test_an_explanation_names_the_children_as_jax_does():
     assert "2.0" in scale
 
 
-def test_a_node_that_holds_other_nodes_and_no_arrays():
-    cls = namedtuple()
-    jax.tree_util.register_pytree_node(cls, lambda t: ((t,), None), lambda _, t: t[0])
-    stateless = collections.namedtuple("Empty", ())
-    jax.tree_util.register_pytree_node(stateless, lambda t: ((), 3), lambda n, _: stateless())
-    f = Twins(lambda t, x: (x, t))
-    for n in range(3):
-        f([stateless()], values(n))
-
-
 def test_objects_whose_class_is_registered_between_warm_calls():
     """They were static, and their `==` overlooks the array that they hold."""
 
@@ -356,27 +346,3 @@ def test_objects_whose_class_is_registered_between_warm_calls():
     jax.tree_util.register_pytree_node(Named, lambda n: ((n.x,), n.name), lambda n, c: Named(n, *c))
     for n in range(3):
         assert f(Named("a", jnp.full(2, n)), jnp.ones(2)).tolist() == [n, n]
-
-
-def test_arrays_of_a_registered_class():
-    """Equinox takes a subclass of NumPy's arrays for one, unless it is registered."""
-
-    class Quantity(np.ndarray):
-        unit: str = ""
-
-    def make(value, unit):
-        made = np.asarray(value).view(Quantity)
-        made.unit = unit
-        return made
-
-    f = Twins(lambda q, x: (jnp.asarray(q) if isinstance(q, jax.Array) else q.unit, x * 2))
-    for _ in range(3):
-        f(np.ones(3), jnp.ones(3))
-        f(jnp.ones(3), jnp.ones(3))
-    jax.tree_util.register_pytree_node(
-        Quantity, lambda q: ((), (q.unit, q.tobytes())), lambda aux, _: make([1.0], aux[0])
-    )
-    for _ in range(3):
-        f(make([1.0], "m"), jnp.ones(3))
-        f(make([1.0], "s"), jnp.ones(3))
-        f(np.ones(3), jnp.ones(3))

@@ -219,7 +219,7 @@ class Entry(_Flags):
         """Return the key of an `Out`, one that there is if it serves; None for the first."""
         # Without a lock, because comparing specs may run a user's `==`; another thread may be
         # first.
-        if new.is_as(vars(self).setdefault("out", new)):
+        if new.is_as(self.__dict__.setdefault("out", new)):
             return None
         for ref in self.outs.keyrefs():
             key = ref()

@@ -229,7 +229,6 @@ class CallHandler:
         __tracebackhide__ = True
         call, table = self.take_apart(args, kwargs, is_staged=True), self.table
         entry = call.entry = table.find(call.spec) or table.add(new_entry(call))
-        call.arrays = [*map(canonical, call.arrays)]
         staged = self.attempt(call, make, call, stage(entry.jitted), *call.flat)
         trace = entry.end()
         # There is no program yet: the first call reads it.
@@ -281,12 +280,3 @@ def _program(call: Call) -> tuple[Any, Any]:
         # They were cleared meanwhile.
         return None, None
     return traced.jaxpr, traced.lower()
-
-
-def canonical(array: Any) -> Any:
-    """Return a structure with the dtype of its arrays: without x64, float32 for float64."""
-    is_struct = isinstance(array, jax.ShapeDtypeStruct)
-    # Typed keys have a dtype that only JAX has.
-    if not is_struct or jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
-        return array
-    return array.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype))

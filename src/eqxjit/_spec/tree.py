@@ -42,10 +42,9 @@ Spec = Any
 
 _MODULE_METACLASS = type(eqx.Module)
 _flatten_one_level = default_registry.flatten_one_level
-NUMPY_SCALARS = frozenset(np.sctypeDict.values())
 
 #: The classes of most arrays: `equinox.is_array` takes five times as long.
-ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray}) | NUMPY_SCALARS
+ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray, *np.sctypeDict.values()})
 
 # Classes of static leaves that nobody registers as a node: those of most activations.
 _NEVER_NODES = CONSTANTS | {
