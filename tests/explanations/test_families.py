@@ -41,6 +41,13 @@ class Model(eqx.Module):
         return loss(x * self.weight, self.temperature)
 
 
+class Static(eqx.Module):
+    solver: Solver = eqx.field(static=True)
+
+    def __call__(self, x):
+        return loss(x, self.solver.w["a"][0])
+
+
 def of_partial(w):
     return eqx.filter_grad(functools.partial(loss, w=w))
 
@@ -70,6 +77,12 @@ VARYING = {
         lambda w: Solver(w).step,
         "w",
         "make `Solver` an `equinox.Module` with such an array",
+        None,
+    ),
+    "instance in a static field": (
+        lambda w: Static(Solver({"a": [w]})),
+        "solver.w['a'][0]",
+        "as a separate argument",
         None,
     ),
     "Module": (

@@ -60,7 +60,8 @@ def write(handler: CallHandler, path: Path, args: tuple[Any, ...], kwargs: dict[
         # At once: a server may be loading the file that is there.
         os.replace(temporary, target)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        # Not there once it has replaced the other, or if it couldn't be opened.
+        with contextlib.suppress(OSError):
             os.remove(temporary)
 
 

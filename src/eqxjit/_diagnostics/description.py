@@ -264,6 +264,8 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
             if len(rows) + len(below) > _MAX_PARTS:
                 return UNKNOWN
             if below:
+                # What such an object holds has specs.
+                is_field = is_field and not part.equals_itself_alone
                 levels.append((iter(below), path, (row, *around), is_field))
                 break
         else:
