@@ -129,7 +129,7 @@ KERNEL = """
 """
 
 
-@pytest.mark.parametrize("setting", ["", KERNEL.strip().replace("\n    ", "\n    ")])
+@pytest.mark.parametrize("setting", ["", pytest.param(KERNEL.strip(), marks=pytest.mark.slow)])
 def test_cells_of_a_notebook(setting):
     pytest.importorskip("IPython")
     printed = run(CELLS.format(setting=setting))
