@@ -258,7 +258,7 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
             except Exception:
                 # The user's class may refuse to be asked: for its name, its fields, its flatten, a
                 # `repr`. It is described for us, not for the call, which goes on.
-                part, below = Part("object", id(value), "object"), ()
+                part, below = Part("object", None, "object"), ()
             row = Row(path, part, around, is_field)
             rows.append(row)
             if len(rows) + len(below) > _MAX_PARTS:
