@@ -44,10 +44,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def bytes_text(count: int) -> str:
+def bytes_text(count: float) -> str:
     """Return a number of bytes with a unit, as `1.86 GB`."""
     for unit in ("B", "kB", "MB"):
-        if count < 1000:
+        # Not 1e+03.
+        if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"

@@ -555,7 +555,9 @@ def test_a_module_runs_as_under_python(script):
     assert stderr.endswith("ValueError: as planned\n")
 
 
-@pytest.mark.parametrize("ending", ["raise SystemExit(3)", "1 / 0"])
+@pytest.mark.parametrize(
+    "ending", [pytest.param("raise SystemExit(3)", marks=pytest.mark.slow), "1 / 0"]
+)
 def test_a_script_is_reported_and_explained(ending, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

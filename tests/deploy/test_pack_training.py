@@ -157,7 +157,11 @@ LEAFWISE = {
 # other, and each of these would be compiled.
 
 
-@pytest.mark.parametrize("name", [*ELEMENTWISE, *GLOBAL])
+COMMON = "sgd", "nesterov", "adam", "adamw", "schedule", "gradient accumulation", *GLOBAL
+SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in ELEMENTWISE if each not in COMMON]
+
+
+@pytest.mark.parametrize("name", [*COMMON, *SLOW])
 def test_optimizers_that_may_see_a_packed(name):
     """The weights are the same: bit for bit, where no number is of all elements."""
     with jax.disable_jit():
@@ -235,8 +239,8 @@ def test_whatever_looks_at_leaves_is_refused(optimizer):
     [
         {"w": jnp.zeros((3, 3)), "b": jnp.zeros(3)},  # A decay of zeros is none.
         {"w": jnp.ones((1, 1)), "b": jnp.ones(())},
-        [jnp.ones((2, 2), jnp.complex64), jnp.ones(2, jnp.complex64)],
-        [model(), as_dtype(jnp.bfloat16)],
+        pytest.param([jnp.ones(s, jnp.complex64) for s in ((2, 2), 2)], marks=pytest.mark.slow),
+        pytest.param([model(), as_dtype(jnp.bfloat16)], marks=pytest.mark.slow),
         jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, model()),
     ],
 )

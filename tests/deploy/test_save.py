@@ -285,7 +285,9 @@ def test_saving_and_loading_at_once(tmp_path):
     assert os.listdir(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize("error", [TimeoutError("late"), OSError(2, "mine", "f"), KeyError("k")])
+@pytest.mark.parametrize(
+    "error", [TimeoutError("late"), OSError(2, "mine", "f"), NotImplementedError("mine")]
+)
 def test_a_users_error_is_raised_and_nothing_stays(tmp_path, error):
     def fail(x):
         raise error

@@ -1,13 +1,17 @@
 """Messages name lines as their reader does: by a path from here, or by a notebook's cell."""
 
+import sys
+import sysconfig
 import traceback
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqxjit
-from eqxjit._places import location
+from eqxjit._places import is_users, is_users_module, location
 from tests.support.places import in_mlir, make_site_packages
 from tests.support.processes import run
 from tests.support.sides import CALLS
@@ -125,7 +129,7 @@ KERNEL = """
 """
 
 
-@pytest.mark.parametrize("setting", ["", KERNEL.strip().replace("\n    ", "\n    ")])
+@pytest.mark.parametrize("setting", ["", pytest.param(KERNEL.strip(), marks=pytest.mark.slow)])
 def test_cells_of_a_notebook(setting):
     pytest.importorskip("IPython")
     printed = run(CELLS.format(setting=setting))
@@ -134,3 +138,37 @@ def test_cells_of_a_notebook(setting):
     assert "the same code (Cell In[3], line 2)" in printed
     assert "ipykernel" not in printed
     assert "<ipython" not in printed
+
+
+# --- Whose a file is, told by the folders of packages -----------------------------------------
+
+
+def test_what_is_the_users(monkeypatch):
+    # Or that of `python -m pytest`, which isn't.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/train.py", raising=False)
+    stdlib = sysconfig.get_path("stdlib")
+    installed = (jax, eqx, np, pytest, eqxjit)
+    files = [module.__file__ for module in installed]
+    for filename in (*files, f"{stdlib}/json/decoder.py", "<frozen zip>", "<eqxjit>/f-1"):
+        assert not is_users(filename)
+    for filename in (__file__, "train.py", "<stdin>", "/tmp/ipykernel_1/2.py", "/me/a\0b.py"):
+        assert is_users(filename)
+    for module in ("builtins", "json", "functools", "jax.numpy", "eqxjit.types", "sys"):
+        assert not is_users_module(module)
+    for module in (__name__, "__main__", "of nobody", None):
+        assert is_users_module(module) == (module is not None)
+
+
+@pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
+def test_packages_are_where_they_were_installed(name, tmp_path):
+    """Also where this interpreter doesn't install any itself; a folder's name says nothing."""
+    folder = make_site_packages(tmp_path).rename(tmp_path / name)
+    assert not is_users(str(folder / "a_library" / "solve.py"))
+    for users in ("", "eqxjit/jax", "equinox_models"):
+        assert is_users(str(tmp_path / users / "train.py"))
+    # An environment in the user's project.
+    environment = tmp_path / "project" / ".venv" / "lib"
+    environment.mkdir(parents=True)
+    installed = make_site_packages(environment)
+    assert not is_users(str(installed / "a_library.py"))
+    assert is_users(str(tmp_path / "project" / "train.py"))

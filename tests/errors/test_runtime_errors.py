@@ -239,8 +239,8 @@ ON_ERROR = """
 @pytest.mark.parametrize(
     ("value", "outcome", "blocks"),
     [
-        ("raise", "negative negative", True),
-        ("nan", "nan nan", False),
+        pytest.param("raise", "negative negative", True, marks=pytest.mark.slow),
+        pytest.param("nan", "nan nan", False, marks=pytest.mark.slow),
         ("off", "-2.0 -2.0", False),
         ("breakpoint", "nan nan", True),
     ],

@@ -182,7 +182,7 @@ class Layout:
     """
 
     key: Hashable = dataclasses.field(repr=False)
-    spec: Spec = dataclasses.field(compare=False)
+    spec: Spec = dataclasses.field(compare=False, repr=False)
     statics: Sequence[Any] = dataclasses.field(compare=False)
     types: tuple[Type, ...] = dataclasses.field(compare=False)
     members: Members = dataclasses.field(compare=False)

@@ -166,19 +166,19 @@ def _for_remade(change: Change) -> str:
     new: Part = change.new
     # A library's that the user wraps: only its author could change another one.
     is_wrapped = not (change.row.name or new.is_local)
-    is_own = is_made_by_user(new) or (is_wrapped and new.is_transformed)
-    if not (change.of_user or is_own or (is_wrapped and new.nature == "partial")):
+    is_made = is_made_by_user(new) or (is_wrapped and new.is_transformed)
+    if not (change.of_user or is_made or (is_wrapped and new.nature == "partial")):
         return ""
     if new.nature == "partial":
         return "local partial" if new.is_local else "partial"
     if new.transformed:
         return "transformed Module"
-    if new.is_transformed and is_own:
+    if new.is_transformed and is_made:
         is_filtered = hasattr(eqx, f"filter_{new.maker.removeprefix('jax.')}")
         return "transformed, for Equinox" if is_filtered and not new.is_local else "transformed"
     if new.nature == "function" and not change.row.name:
         return "wrapped again"
-    if not is_own and new.nature != "iterator":
+    if not is_made and new.nature != "iterator":
         return _for_owner(change)
     return new.nature
 

@@ -35,7 +35,7 @@ _MAX_BITS = 63
 
 # What a callable holds is described so deep, but for containers of more entries; and so many
 # constants are a part of its text.
-_MAX_DEPTH = 8
+_MAX_DEPTH = 4
 _MAX_ENTRIES = 100
 _MAX_CONSTANTS = 4
 
@@ -190,9 +190,9 @@ def describe(call: Any) -> Description:
     fun_arrays = () if function.keeps_arrays else call.fun_arrays
     # What was lowered has no entry for a call of another structure.
     trace = call.entry.latest_trace if hasattr(call, "entry") else None
-    known = _with_arrays(trace, [*call.arrays, *fun_arrays])
-    if known is not None:
-        return known
+    described = _with_arrays(trace, [*call.arrays, *fun_arrays])
+    if described is not None:
+        return described
     args, specs, keys = call.spec[3][3:], call.spec[4][3:], sorted(call.kwargs)
     names = function.signature.path_names(len(args))
     named = [*zip(names, args, call.args, strict=True)]
@@ -258,7 +258,7 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
             except Exception:
                 # The user's class may refuse to be asked: for its name, its fields, its flatten, a
                 # `repr`. It is described for us, not for the call, which goes on.
-                part, below = Part("object", id(value), "object"), ()
+                part, below = Part("object", None, "object"), ()
             row = Row(path, part, around, is_field)
             rows.append(row)
             if len(rows) + len(below) > _MAX_PARTS:
@@ -395,9 +395,10 @@ def _contents(value: Any) -> dict[str, Any]:
         is_function = type(value.func) is types.FunctionType
         names = value.func.__code__.co_varnames if is_function else ()
         named = itertools.zip_longest(names[: len(value.args)], value.args)
-        held = {f".{name or f'args[{i}]'}": v for i, (name, v) in enumerate(named)}
-        held |= {f".{name}": content for name, content in sorted(value.keywords.items())}
-        return held if is_function else held | {".func": value.func}
+        found = {name or f"args[{i}]": v for i, (name, v) in enumerate(named)}
+        found |= sorted(value.keywords.items())
+        found |= {} if is_function else {"func": value.func}
+        return {f".{name}": content for name, content in found.items()}
     if isinstance(value, types.MethodType):
         value = value.__self__
     slots = [vars(base).get("__slots__", ()) for base in type(value).__mro__]
@@ -432,9 +433,9 @@ def _leaf(key: Hashable, value: Any) -> Part:
     nature, kind = _nature(key, value), type(value)
     is_function, code = kind is types.FunctionType, code_of(value)
     transformation, target = transformation_of(value) if is_function else ("", None)
-    own = value.__code__ if is_function else code
-    # The function that defines it.
-    maker = own.co_qualname.rpartition(".<locals>.")[0] if own else ""
+    # The function that defines it, not what it wraps.
+    inner = value.__code__ if is_function else code
+    maker = inner.co_qualname.rpartition(".<locals>.")[0] if inner else ""
     of: Any = value if is_function else type(value.__self__) if nature == "method" else kind
     is_node = nature == "partial" or (
         nature in ("method", "instance") and is_users_module(of.__module__)
@@ -492,8 +493,8 @@ def _text(value: Any) -> str:
             name = value.__name__ if is_ours else name.replace(".<locals>", "")
             # What tells it from one made alike.
             constants = [f"{n}={short(v)}" for n, v in captured(value) if type(v) in CONSTANTS]
-            held = ", ".join(constants[:_MAX_CONSTANTS])
-            return f"`{name}`{f' with {held}' if held else ''}"
+            text = ", ".join(constants[:_MAX_CONSTANTS])
+            return f"`{name}`{f' with {text}' if text else ''}"
         wrapped = inspect.unwrap(value)
         if isinstance(wrapped, types.FunctionType):
             return f"{kind.__name__} of {_text(wrapped)}"

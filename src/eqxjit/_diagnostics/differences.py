@@ -51,7 +51,7 @@ class Difference(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """What it has in common with those of other traces."""
+        """The cause, as it is counted over several traces."""
         return f"{self.category}: {self.path or self.new}"
 
 
@@ -121,8 +121,10 @@ def _changes(old: Description, new: Description, of_user: bool) -> list[Change]:
         if not (change.is_remade and is_now.is_node):
             opaque.add(row.path)
         changes.append(change)
-    told = {each.path for change in changes if not change.is_remade for each in change.row.around}
-    changes = [c for c in changes if not (c.is_remade and c.row.path in told)]
+    explained = {
+        each.path for change in changes if not change.is_remade for each in change.row.around
+    }
+    changes = [c for c in changes if not (c.is_remade and c.row.path in explained)]
     # A model of another size has other shapes and other static fields.
     categories: dict[str, set[str]] = collections.defaultdict(set)
     for change in changes:
