@@ -96,13 +96,6 @@ class Table:
         self._n_slow = 0
         self._clock = itertools.count()
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # How often a family of functions was called counts those that are gone. At the exit this
-        # module may be empty; and without a history this wasn't made, because the stack was full.
-        history = vars(self).get("history")
-        if history is not None and history.family is not None and not is_finalizing():
-            history.family.hits_of_gone += self.info().hits
-
     def find(self, spec: Spec) -> Entry | None:
         """Return the entry of a spec, now the most recently used one; None if there is none."""
         entry = self.entries.get(spec)

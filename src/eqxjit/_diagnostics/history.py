@@ -39,15 +39,6 @@ class Family:
         self.latest: Description | None = None
         #: The first trace of each member, up to a bound.
         self.streak: list[Trace] = []
-        #: The tables of members by `id`, and the hits of those that are gone.
-        self.tables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.hits_of_gone = 0
-
-    @property
-    def hits(self) -> int:
-        # Not by iterating: other threads add tables.
-        tables = [table for ref in self.tables.valuerefs() if (table := ref()) is not None]
-        return self.hits_of_gone + sum([table.info().hits for table in tables])
 
 
 # Of the latest places, because a session may define functions without end.
@@ -104,10 +95,9 @@ class History:
         with self._lock:
             relative = None
             if function is not UNKNOWN:
-                part, table = function[0].part, call.function.table
+                part = function[0].part
                 kind = part.kind, part.maker, part.nature, part.transformed
                 self.family = _family_of(self.place, *kind)
-                self.family.tables[id(table)] = table
                 relative = self.family.latest
                 if relative == function:
                     # The same under other options.
@@ -195,15 +185,16 @@ class History:
             return
         if not trace._is_again:
             return
-        streak = self._streak
-        if trace._relative is not None and self.family is not None:
-            streak, hits = self.family.streak, self.family.hits
+        family = self.family if trace._relative is not None else None
+        streak = self._streak if family is None else family.streak
         # A longer one has been logged.
         if len(streak) < _MANY:
             streak.append(trace)
             trace._hits = hits
             if len(streak) == _MANY:
-                log_streak(trace, [each.differences for each in streak], hits - streak[0]._hits)
+                # The calls of a member are gone with it.
+                n_between = None if family else hits - streak[0]._hits
+                log_streak(trace, [each.differences for each in streak], n_between)
 
     def recompile(self, call: Any) -> None:
         """Note why JAX has compiled a program again, without a trace."""

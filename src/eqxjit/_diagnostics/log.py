@@ -116,13 +116,16 @@ def log(trace: Trace) -> None:
     )
 
 
-def log_streak(trace: Trace, streak: list[tuple[Difference, ...]], n_between: int) -> None:
+def log_streak(trace: Trace, streak: list[tuple[Difference, ...]], n_between: int | None) -> None:
     """Log that a function was traced again and again.
 
-    A streak holds how each trace differed; `n_between` calls between them traced nothing.
+    A streak holds how each trace differed; `n_between` calls between them traced nothing, None if
+    they are of callables that were wrapped one after another.
     """
     often = "in a row"
-    if n_between:
+    if n_between is None:
+        often = "for another callable each time"
+    elif n_between:
         often = f"with {n_between:,} other call{'s' * (n_between > 1)} between"
     found = [each for differences in streak for each in differences]
     counts = collections.Counter(each.cause for each in found)
