@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import pathlib
+import re
 import weakref
 
 import equinox as eqx
@@ -64,9 +65,7 @@ def model(**changed):
 
 WAS_AND_IS = [
     ({"x": X}, {"x": Y}, ["shape: `x` was float32[3], is float32[4]"]),
-    ({"x": X}, {"x": X[None]}, ["shape: `x` was float32[3], is float32[1,3]"]),
     ({"x": X}, {"x": np.float32(2)}, ["shape: `x` was float32[3], is float32[]"]),
-    ({"x": np.ones(3)}, {"x": Y}, ["shape: `x` was float32[3], is float32[4]"]),
     ({"x": X}, {"x": X.astype(int)}, ["dtype: `x` was float32, is int32"]),
     (
         {"x": jnp.asarray(1.0)},
@@ -76,7 +75,6 @@ WAS_AND_IS = [
     ({"x": X, "n": 1}, {"x": X, "n": 2}, ["static value changed: `n` was 1, is 2"]),
     ({"n": 1}, {"n": True}, ["static value changed: `n` was 1, is True"]),
     ({"n": 0.0}, {"n": -0.0}, ["static value changed: `n` was 0.0, is -0.0"]),
-    ({"n": 1}, {"n": "1"}, ["static value changed: `n` was 1, is '1'"]),
     ({"n": float("nan")}, {"n": 1.0}, ["static value changed: `n` was nan, is 1.0"]),
     ({"x": X}, {"x": 2.0}, ["static where an array was: `x` was float32[3], is 2.0"]),
     ({"x": 2}, {"x": X}, ["an array where a static value was: `x` was 2, is float32[3]"]),
@@ -151,11 +149,6 @@ WAS_AND_IS = [
         {"p": nodes.Record([X], "b")},
         ["structure changed: `p` was Record with metadata ('a',), is Record with metadata ('b',)"],
     ),
-    (
-        {"t": {str(i): X for i in range(9)}},
-        {"t": {str(i): Y for i in range(9)}},
-        [f"shape: `t['{i}']` was float32[3], is float32[4]" for i in range(9)],
-    ),
     ({"x": X}, {"x": X, "n": 1}, ["argument newly passed or left out: `n` was absent, is 1"]),
     ({}, {"x": X}, ["argument newly passed or left out: `x` was absent, is float32[3]"]),
     (
@@ -195,7 +188,11 @@ def test_arguments_have_the_names_of_the_parameters():
     }
     for _ in range(CALLS):
         f(X, 1, 2, 5, d={"e": 4})
-    assert f.traces()[1].differences[0][:4] == ("static value changed", "rest[1]", "3", "5")
+    trace = f.traces()[1]
+    assert trace.differences[0][:4] == ("static value changed", "rest[1]", "3", "5")
+    assert re.match(rf"<trace 2 of .*f\(a: float32\[3\], .*\) at {HERE}:", repr(trace))
+    line = pathlib.Path(__file__).read_text().splitlines()[trace.call_site.line - 1]
+    assert line.strip() == 'f(X, 1, 2, 5, d={"e": 4})'
 
 
 class Scale(eqx.Module):
@@ -386,18 +383,6 @@ def test_lowering_is_a_trace_and_compiling_is_timed():
     assert len(f.traces()) == f.cache_info().traces == 1
 
 
-def test_nested_functions_are_traces_of_their_own():
-    inner = eqxjit.filter_jit(lambda x: jnp.sin(x))
-    outer = eqxjit.filter_jit(lambda x: inner(x).sum() + inner(x[1:]))
-    for _ in range(CALLS):
-        outer(X)
-    assert [t.reason for t in inner.traces()][1].startswith("shape: `x` was float32[3]")
-    [trace] = outer.traces()
-    assert 0 < sum(t.seconds.tracing for t in inner.traces()) <= trace.seconds.tracing
-    assert inner.traces()[0].seconds.compiling == 0 < trace.seconds.compiling
-    assert {t.call_site.filename for t in (trace, *inner.traces())} == {__file__}
-
-
 def test_transformations_trace_and_compile_too():
     counted = Counted(eqxjit.filter_jit, lambda x: (x**2).sum())
     f = counted.jitted
@@ -438,24 +423,6 @@ def test_the_persistent_cache_is_told_apart(tmp_path):
         run(program, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()[-1] for _ in range(2)
     ]
     assert answers == ["False 0", "True 1"]
-
-
-def test_the_text_of_a_trace():
-    def power(x, n):
-        return x**n
-
-    f = eqxjit.filter_jit(power)
-    f(X, 2)
-    f(X, 3)
-    line = f.traces()[1].call_site.line
-    text = repr(f.traces()[1])
-    assert text.startswith(
-        f"<trace 2 of power(x: float32[3], n=3) at {HERE}:{line}: "
-        "static value changed: `n` was 2, is 3; "
-    )
-    assert "s (tracing " in text
-    source = pathlib.Path(__file__).read_text().splitlines()
-    assert source[line - 1].strip() == "f(X, 3)"
 
 
 def test_records_refer_to_nothing_of_the_users():

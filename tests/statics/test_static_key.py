@@ -128,22 +128,6 @@ def test_equal_values_that_differ_are_told_apart(place, group):
     assert twins.ours.traces == len(values)
 
 
-def test_equal_values_are_told_apart_however_they_are_passed():
-    def f(value=None, unused=0, *values, only=None, **others):
-        return [shown(v) for v in (value, *values, only, others.get("other")) if v is not None]
-
-    jitted = eqxjit.filter_jit(f)
-    for _ in range(CALLS):
-        for v in CONFUSABLE["one"]:
-            for args, kwargs in [
-                ((), {"value": v}),
-                ((None,), {"only": v}),
-                ((None, 0, v), {}),
-                ((None,), {"other": v}),
-            ]:
-                assert jitted(*args, **kwargs) == [shown(v)]
-
-
 @pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0)])
 def test_keys_of_dict_arguments_are_told_apart(values):
     """The keys of a dict are metadata of its node."""
