@@ -7,6 +7,7 @@ import functools
 import gc
 import pathlib
 import re
+import time
 import weakref
 
 import equinox as eqx
@@ -20,7 +21,6 @@ import eqxjit
 from tests.support import nodes
 from tests.support.helpers import Counted, Own
 from tests.support.places import shown
-from tests.support.processes import run
 from tests.support.sides import CALLS
 from tests.support.threads import race
 
@@ -383,16 +383,6 @@ def test_lowering_is_a_trace_and_compiling_is_timed():
     assert len(f.traces()) == f.cache_info().traces == 1
 
 
-def test_transformations_trace_and_compile_too():
-    counted = Counted(eqxjit.filter_jit, lambda x: (x**2).sum())
-    f = counted.jitted
-    for _ in range(2):
-        f(X)
-        jax.grad(f)(X)
-        jax.vmap(f)(X[None])
-    assert counted.traces == f.cache_info().traces == len(f.traces()) == 1
-
-
 def test_a_trace_that_fails_is_none():
     """Also while its error, and by it its frames, are alive."""
     f = eqxjit.filter_jit(lambda x, n: x / (1 // n), max_traces=1)
@@ -406,23 +396,17 @@ def test_a_trace_that_fails_is_none():
     assert [(t.number, t.reason) for t in f.traces()] == [(1, "first trace")]
 
 
-def test_the_persistent_cache_is_told_apart(tmp_path):
-    program = """
-        import jax, jax.numpy as jnp, eqxjit
-
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        f = eqxjit.filter_jit(lambda x: jnp.sin(x) @ jnp.cos(x))
+def test_the_persistent_cache_is_told_apart():
+    # A program that no cache has.
+    number = time.time() % 1
+    for is_cached in (False, True):
+        f = eqxjit.filter_jit(lambda x: jnp.sin(x) @ jnp.cos(x) * number)
         with eqxjit.compile_report() as report:
-            f(jnp.ones(3))
+            f(X)
         [trace] = f.traces()
-        [row] = [row for row in report.rows if row.function == "<lambda>"]
-        print(trace.from_persistent_cache, row.persistent_cache_hits)
-    """
-    answers = [
-        run(program, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()[-1] for _ in range(2)
-    ]
-    assert answers == ["False 0", "True 1"]
+        [row] = [row for row in report.rows if row.function == trace.function]
+        assert (trace.from_persistent_cache, row.persistent_cache_hits) == (is_cached, is_cached)
+        jax.clear_caches()
 
 
 def test_records_refer_to_nothing_of_the_users():
@@ -446,3 +430,46 @@ def test_racing_threads_count_and_number_each_trace():
     race(lambda i: [f(X, n) for n in range(i, i + 3)])
     info = f.cache_info()
     assert [trace.number for trace in f.traces()] == [*range(1, info.traces + 1)]
+
+
+# --- One trace more than `max_traces` raises what explains it ---------------------------------
+
+
+def test_one_trace_too_many_raises_what_explains_it():
+    counted = Counted(eqxjit.filter_jit, lambda x, n=1: x * n, max_traces=3)
+    f = counted.jitted
+    for n in (1, 2, 3):
+        for _ in range(CALLS):
+            f(X, n)
+    before, entries = counted.traces, f.cache_info()
+    for bad in ((X, 4), (Y, 3), (X.astype(int), 3)):
+        for _ in range(CALLS):
+            with pytest.raises(eqxjit.TooManyTracesError) as caught:
+                f(*bad)
+            message = str(caught.value)
+            assert "may be traced 3 times (`max_traces=3`)" in message
+            assert f"the call at {HERE}:" in message
+            assert "would be trace 4" in message
+            assert "Compared with trace 3:\n  - " in message
+    assert "dtype: `x` was float32, is int32" in message
+    assert counted.traces == before
+    assert f.cache_info() == entries
+    for n in (1, 2, 3):
+        np.testing.assert_array_equal(f(X, n), X * n)
+    f.clear_cache()
+    f(X, 5)
+    assert f.cache_info().traces == 1
+
+
+def test_the_limit_sees_what_jax_traces_by_itself():
+    f = eqxjit.filter_jit(lambda x: x, max_traces=1)
+    for _ in range(CALLS):
+        f(X)
+    jax.clear_caches()
+    for _ in range(CALLS):
+        with pytest.raises(eqxjit.TooManyTracesError, match=r"jax\.clear_caches\(\)"):
+            f(X)
+    with pytest.raises(eqxjit.TooManyTracesError, match="jax_enable_x64"), jax.enable_x64(True):
+        f(X)
+    with pytest.raises(eqxjit.TooManyTracesError):
+        f.lower(Y)
