@@ -165,20 +165,6 @@ def test_disable_jit_runs_the_function_as_it_stands(filter_jit, warm):
 
 
 @both
-def test_disable_jit_allows_decisions_on_values(filter_jit):
-    @filter_jit
-    def f(x):
-        return x * 2 if x > 0 else x
-
-    for _ in range(CALLS):
-        with jax.disable_jit():
-            assert f(jnp.array(2.0)) == 4
-            assert f(jnp.array(-2.0)) == -2
-        with pytest.raises(jax.errors.TracerBoolConversionError):
-            f(jnp.array(2.0))
-
-
-@both
 @pytest.mark.parametrize("error", [TypeError("mine"), RuntimeError()])
 def test_the_users_error_under_disable_jit(filter_jit, error):
     @filter_jit

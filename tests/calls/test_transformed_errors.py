@@ -39,15 +39,6 @@ def positive(x):
     return eqx.error_if(x, x < 0, "negative")
 
 
-def test_a_call_with_arrays_waits_after_transformed_ones():
-    f = eqxjit.filter_jit(positive)
-    for _ in range(3):
-        jax.vmap(f)(jnp.ones(3))
-        jax.jvp(f, (jnp.ones(()),), (jnp.ones(()),))
-    with pytest.raises(Exception, match="negative"):
-        f(-jnp.ones(()))
-
-
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_a_later_output_alone_may_be_transformed(kind):
     f = eqxjit.filter_jit(lambda x: kind([jnp.zeros(()), positive(x)]))

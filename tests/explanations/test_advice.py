@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import datetime
 import enum
 import functools
 import importlib.util
@@ -120,30 +119,12 @@ def test_pass_an_array_again(array, number, n_to_begin):
     assert_no_further_trace(f, [(each,) for each in passed], n_to_begin)
 
 
-@pytest.mark.parametrize("weak_first", [True, False])
-def test_give_it_a_dtype(weak_first):
-    f = eqxjit.filter_jit(lambda x: x)
-    made = [jnp.asarray(2), jnp.zeros((), int)]
-    one, other = made if weak_first else made[::-1]
-    f(one)
-    code = expression(hint(f, other))
-    followed = eval(code.replace("...", "2"), {"jnp": jnp})
-    # The dtype of either: what was strong before is served by the same trace.
-    assert_no_further_trace(f, [(followed,), (made[1],)], n_to_begin=0)
-
-
-def test_pad_it_to_a_few_sizes():
-    f = eqxjit.filter_jit(lambda x: x)
-    f(jnp.ones(3))
-    assert "pad it to a few sizes" in hint(f, jnp.ones(4))
-    g = eqxjit.filter_jit(lambda x, y: x)
-    g(jnp.ones(3), jnp.ones(5)), g(jnp.ones(4), jnp.ones(6))
-    explanation = g.traces()[1].explanation()
+def test_a_remedy_of_two_differences_is_said_once():
+    f = eqxjit.filter_jit(lambda x, y: x)
+    f(jnp.ones(3), jnp.ones(5)), f(jnp.ones(4), jnp.ones(6))
+    explanation = f.traces()[1].explanation()
     assert "`y` was float32[5], is float32[6]" in explanation
     assert explanation.count("pad it to a few sizes") == 1
-    sizes = [(jnp.pad(jnp.ones(n), (0, -n % 16)),) for n in range(1, 40)]
-    assert_no_further_trace(f, sizes, n_to_begin=39)
-    assert len({size.shape for (size,) in sizes}) == 3
 
 
 # --- Each remedy, for each kind of object -----------------------------------------------------
@@ -182,13 +163,6 @@ class Holder(eqx.Module):
 
     def __call__(self, x):
         return self.forward(x)
-
-
-class Layer(eqx.Module):
-    activation: object
-
-    def __init__(self):
-        self.activation = lambda x: x + 1
 
 
 class Unhashable:
@@ -245,7 +219,6 @@ def array(rate):
     return jnp.asarray(rate, jnp.float32)
 
 
-MLP = eqx.nn.MLP(3, "scalar", 4, 1, key=jax.random.key(0))
 LINEAR = eqx.nn.Linear(3, 3, key=jax.random.key(0))
 BATCH = jnp.ones((2, 3))
 ACTIVATIONS = own_activations()
@@ -307,14 +280,14 @@ def passing(remedy, fun, args, followed_args, followed=None):
     return Each(remedy, lambda i: jitted, args, lambda i: others, followed_args)
 
 
-def wrapping(remedy, fun, followed, x=X, followed_args=None):
+def wrapping(remedy, fun, followed, followed_args=None):
     """A function that is wrapped for each call."""
     return Each(
         remedy,
         lambda i: eqxjit.filter_jit(fun(i)),
-        lambda i: (x,),
+        lambda i: (X,),
         lambda i: eqxjit.filter_jit(followed(i)),
-        followed_args or (lambda i: (x,)),
+        followed_args or (lambda i: (X,)),
     )
 
 
@@ -337,13 +310,6 @@ def file(i):
 
 ROWS = {
     # Numbers.
-    "int": passing("argument", lambda n: X * n, lambda i: (i,), lambda i: (jnp.asarray(i),)),
-    "numbers in a list": passing(
-        "argument",
-        lambda x: sum(x),
-        lambda i: ([float(i + k) for k in range(5)],),
-        lambda i: (jnp.asarray([float(i + k) for k in range(5)]),),
-    ),
     "numbers in nested lists": passing(
         "argument",
         lambda x: jnp.asarray(x).sum(),
@@ -361,12 +327,6 @@ ROWS = {
         total,
         lambda i: ({"a": [{"b": float(i), "c": i}] * 2},),
         lambda i: (jax.tree.map(jnp.asarray, {"a": [{"b": float(i), "c": i}] * 2}),),
-    ),
-    "Equinox's Partial": passing(
-        "argument",
-        applied,
-        lambda i: (eqx.Partial(loss, w=float(i)),),
-        lambda i: (eqx.Partial(loss, w=array(i)),),
     ),
     "JAX's Partial": passing(
         "argument",
@@ -388,11 +348,6 @@ ROWS = {
     "named tuple": passing(
         "field", rate_of, lambda i: (Point(float(i)),), lambda i: (Point(array(i)),)
     ),
-    "wrapped method of a Module": wrapping(
-        "field",
-        lambda i: StepperModule(float(i)).step,
-        lambda i: StepperModule(array(i)).step,
-    ),
     "vectorised Module": wrapping(
         "field",
         lambda i: eqx.filter_vmap(StepperModule(float(i))),
@@ -410,32 +365,14 @@ ROWS = {
         lambda i: (Config(inner=Config(float(i))),),
         lambda i: (Config(), array(i)),
     ),
-    "wrapped partial of a method": wrapping(
-        "argument of its own",
-        lambda i: functools.partial(Stepper(float(i)).step),
-        lambda i: lambda_of_rate,
-        followed_args=lambda i: (X, array(i)),
-    ),
     "dataclass": passing(
         "object", rate_of, lambda i: (Config(float(i)),), lambda i: (ConfigModule(array(i)),)
-    ),
-    "dataclass in a field": passing(
-        "object",
-        lambda model: X * model.rate.rate,
-        lambda i: (Model(rate=Config(float(i))),),
-        lambda i: (Model(rate=ConfigModule(array(i))),),
     ),
     "dict of a class that JAX doesn't take apart": passing(
         "object",
         lambda settings, rate=None: X * (settings["rate"] if rate is None else rate),
         lambda i: (Settings(rate=float(i)),),
         lambda i: (Settings(rate=0.0), array(i)),
-    ),
-    "instance": passing(
-        "object",
-        applied,
-        lambda i: (Stepper(float(i)),),
-        lambda i: (StepperModule(array(i)),),
     ),
     "method": passing(
         "object",
@@ -446,21 +383,11 @@ ROWS = {
     "wrapped instance with slots": wrapping(
         "object", lambda i: Slotted(float(i)), lambda i: StepperModule(array(i))
     ),
-    "vectorised method": wrapping(
-        "object",
-        lambda i: eqx.filter_vmap(Stepper(float(i)).step),
-        lambda i: eqx.filter_vmap(StepperModule(array(i)).step),
-    ),
     "partial": passing(
         "in a partial",
         applied,
         lambda i: (functools.partial(loss, w=float(i)),),
         lambda i: (eqx.Partial(loss, w=array(i)),),
-    ),
-    "gradient of a partial": wrapping(
-        "in a partial",
-        lambda i: eqx.filter_grad(functools.partial(loss, w=float(i))),
-        lambda i: eqx.filter_grad(eqx.Partial(loss, w=array(i))),
     ),
     "numbers among others": passing(
         "among others",
@@ -484,12 +411,6 @@ ROWS = {
     "NumPy's state": drawing(np.random.RandomState, lambda source: source.normal()),
     "Python's generator": drawing(random.Random, lambda source: source.random()),
     "name": passing("label", lambda x, name="": x + 1, lambda i: (X, f"step {i}"), lambda i: (X,)),
-    "date": passing(
-        "label",
-        lambda x, when=None: x + 1,
-        lambda i: (X, datetime.datetime(2026, 1, i)),
-        lambda i: (X,),
-    ),
     "path": passing(
         "label",
         lambda x, path=None: x + 1,
@@ -511,13 +432,6 @@ ROWS = {
         lambda i: (STEPPER,),
     ),
     "lambda": passing("function", applied, lambda i: (capturing(2.0),), lambda i: (LOCAL,)),
-    "lambda in a Module": passing(
-        "function",
-        lambda layer: layer.activation(X),
-        lambda i: (Layer(),),
-        lambda i: (Holder(ACTIVATIONS[1]),),
-        lambda layer: layer.forward(X),
-    ),
     "jitted lambda": passing(
         "function",
         applied,
@@ -533,7 +447,6 @@ ROWS = {
     "dataclass by identity": passing(
         "instance", rate_of, lambda i: (ByIdentity(),), lambda i: (Config(),)
     ),
-    "wrapped instance": wrapping("instance", lambda i: Stepper(), lambda i: STEPPER),
     "partial of a local function": passing(
         "local partial",
         applied,
@@ -561,23 +474,11 @@ ROWS = {
         lambda i: (optax.cosine_decay_schedule(0.1, 10),),
         lambda i: (SCHEDULE,),
     ),
-    "partial, made again": passing(
-        "partial",
-        applied,
-        lambda i: (functools.partial(loss, w=2.0),),
-        lambda i: (eqx.Partial(loss, w=2.0),),
-    ),
     "partial, made once": passing(
         "partial",
         applied,
         lambda i: (functools.partial(loss, w=2.0),),
         lambda i: (PARTIALS[0],),
-    ),
-    "partial that Equinox jits, in a field": passing(
-        "partial",
-        applied,
-        lambda i: (Holder(eqx.filter_jit(functools.partial(jnp.dot, X))),),
-        lambda i: (Holder(eqx.filter_jit(eqx.Partial(jnp.dot, X))),),
     ),
     "wrapped partial": wrapping(
         "partial",
@@ -599,14 +500,6 @@ ROWS = {
         lambda i: (jax.grad(loss),),
         lambda i: (eqx.filter_grad(loss),),
     ),
-    "wrapped gradient": wrapping(
-        "transformed, for Equinox", lambda i: jax.grad(loss), lambda i: eqx.filter_grad(loss)
-    ),
-    "wrapped gradient of a partial": wrapping(
-        "transformed, for Equinox",
-        lambda i: jax.grad(functools.partial(loss, w=2.0)),
-        lambda i: eqx.filter_grad(eqx.Partial(loss, w=2.0)),
-    ),
     "wrapped function of a library": wrapping(
         "transformed, for Equinox", lambda i: jax.vmap(jnp.sin), lambda i: eqx.filter_vmap(jnp.sin)
     ),
@@ -623,18 +516,9 @@ ROWS = {
         lambda i: (LINEAR,),
         lambda linear: jax.vmap(linear)(BATCH),
     ),
-    "wrapped vmap of a Module": wrapping(
-        "transformed Module", lambda i: jax.vmap(MLP), lambda i: eqx.filter_vmap(MLP), BATCH
-    ),
     "wrapped lambda": wrapping(
         "wrapped again",
         lambda i: lambda x: x * i,
-        lambda i: lambda_of_rate,
-        followed_args=lambda i: (X, jnp.asarray(i)),
-    ),
-    "wrapped closure": wrapping(
-        "wrapped again",
-        capturing,
         lambda i: lambda_of_rate,
         followed_args=lambda i: (X, jnp.asarray(i)),
     ),
@@ -652,12 +536,6 @@ ROWS = {
         lambda i: (None if i == 1 else ADAM.init(X),),
         lambda i: (ADAM.init(X),),
     ),
-    "dict that grows": passing(
-        "keys",
-        total,
-        lambda i: ({f"k{k}": X for k in range(i)},),
-        lambda i: ({f"k{k}": X * (k < i) for k in range(5)},),
-    ),
     "dict with another key": passing(
         "keys",
         total,
@@ -666,12 +544,6 @@ ROWS = {
     ),
     "list that grows": passing(
         "length", total, lambda i: ([X] * i,), lambda i: ([X] * i + [X * 0] * (5 - i),)
-    ),
-    "list that grows, as an array": passing(
-        "length",
-        total,
-        lambda i: ([X] * i,),
-        lambda i: (jnp.pad(jnp.stack([X] * i), ((0, 8 - i), (0, 0))),),
     ),
     "list of numbers that grows": passing(
         "length",

@@ -55,15 +55,3 @@ def test_the_limit_sees_what_jax_traces_by_itself():
         f(X)
     with pytest.raises(eqxjit.TooManyTracesError):
         f.lower(Y)
-
-
-def test_the_limit_is_per_function_and_options():
-    def fun(x, n):
-        return x
-
-    one, other = eqxjit.filter_jit(fun, max_traces=1), eqxjit.filter_jit(fun)
-    for n in range(5):
-        other(X, n)
-    one(X, 1)
-    with pytest.raises(eqxjit.TooManyTracesError, match="may be traced once"):
-        one(X, 2)

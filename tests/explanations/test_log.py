@@ -190,7 +190,6 @@ def cleared():
 
 
 AGAIN = "function defined again: another"
-FAMILIES = ("partials", "methods", "Modules")
 STORMS = {
     "statics": (
         one(lambda i: (X, i, str(i)), lambda x, n, mode: x),
@@ -203,25 +202,13 @@ STORMS = {
         one(lambda i: (jnp.ones(i // 2, [jnp.int32, jnp.float32][i % 2]),), lambda x: x),
         ["shape: `x` was", "dtype: `x` was float32, is int32"],
     ),
-    "structures": (
-        one(lambda i: ([X] * i,), lambda tree: X),
-        ["structure changed: `tree` was list of 9, is list of 10"],
-    ),
     "functions": (
         anew(lambda i: lambda x, i=[i]: x * i[0]),
-        [f"{AGAIN} function made of the same code ({HERE}:"],
-    ),
-    "closures": (
-        anew(lambda i: lambda x: x * i),
         [f"{AGAIN} function made of the same code ({HERE}:"],
     ),
     "partials": (
         anew(lambda i: functools.partial(multiply, i)),
         ["another callable: `i` was 9, is 10"],
-    ),
-    "methods": (
-        anew(lambda i: Stepper().step),
-        ["another callable: `Stepper.step` of another `Stepper`"],
     ),
     "Modules": (anew(ScaleBy), ["another callable: `by` was 9, is 10"]),
     "activations": (

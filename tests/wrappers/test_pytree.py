@@ -244,7 +244,7 @@ def test_wrapping_twice_shares_entries():
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers")
-@pytest.mark.parametrize("options", [{"donate": "warn"}, {"inline": True}, {"maxsize": 3}])
+@pytest.mark.parametrize("options", [{"donate": "warn"}, {"inline": True}, {"max_traces": 3}])
 def test_other_options_have_entries_of_their_own(options):
     fun, _ = counting()
     plain, other = eqxjit.filter_jit(fun), eqxjit.filter_jit(fun, **options)
