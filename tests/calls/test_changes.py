@@ -279,6 +279,7 @@ RETURNED = {
     "nested": (lambda items: layer(modes=("a", {"k": items})), lambda tree: tree.modes[1]["k"]),
     "registered node": (lambda items: Labelled(jnp.ones(2), items), lambda tree: tree.label),
     "static leaf": (lambda items: {"n": Owned(items)}, lambda tree: tree["n"].content),
+    "in two places": (lambda items: [layer(modes=items)] * 2, lambda tree: tree[1].modes),
 }
 
 

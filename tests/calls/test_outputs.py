@@ -318,18 +318,19 @@ def test_each_argument_is_returned_as_the_function_does(which):
     assert f.cache_info().traces <= 2
 
 
-def test_an_object_that_layers_share_costs_no_trace():
+def test_objects_that_layers_share_cost_no_trace():
     class Shared(eqx.Module):
         x: jax.Array
         config: Config = eqx.field(static=True)
 
-    config = Config(1)
     f = eqxjit.filter_jit(lambda layers: jax.tree.map(lambda x: x + 1, layers))
-    layers = [Shared(x, config), Shared(x, config)]
-    for _ in range(CALLS):
-        layers = f(layers)
+    shared = Config(1)
+    for configs in ([shared] * 2, [Config(1)] * 2, [Config(1), Config(1)]):
+        layers = [Shared(x, config) for config in configs]
+        for _ in range(CALLS):
+            layers = f(layers)
+        assert all(each.config is own for each, own in zip(layers, configs, strict=True))
     assert f.cache_info().traces == 1
-    assert layers[0].config is layers[1].config is config
 
 
 def test_what_dropped_programs_returned_is_dropped():

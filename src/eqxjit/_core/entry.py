@@ -195,17 +195,18 @@ class Entry(_Flags):
     def describe(self, out: Any, statics: list[Any]) -> Output:
         """Return the arrays of what the user's function returned for these; remember the rest."""
         spec, arrays, found = split(out, is_input=False)
-        places: dict[int, int] = {}
+        places: dict[int, list[int]] = {}
         for place, value in enumerate(statics):
-            kind = type(value)
-            if kind not in CONSTANTS:
-                # In another call two equal objects may be in the places of one, and either may be
-                # the one that is returned: that is then the object of the trace, as upstream.
-                is_twice = id(value) in places and kind.__eq__ is not object.__eq__
-                places[id(value)] = -1 if is_twice else place
-        slots = tuple([places.get(id(value), -1) for value in found])
+            if type(value) not in CONSTANTS:
+                places.setdefault(id(value), []).append(place)
+        slots = []
+        for value in found:
+            # In another call equal objects may be in the places of one: each goes where it was, as
+            # in a model that is passed and returned.
+            here = places.get(id(value), [-1])
+            slots.append(here.pop(0) if len(here) > 1 else here[0])
         new_ones = [v if slot < 0 else None for v, slot in zip(found, slots, strict=True)]
-        key = self._key_of(Out(spec, tuple(new_ones), slots))
+        key = self._key_of(Out(spec, tuple(new_ones), tuple(slots)))
         # A program without an output could not be waited for.
         arrays = arrays or [jnp.zeros((), bool)]
         if key is not None:
