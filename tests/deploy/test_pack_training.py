@@ -219,11 +219,6 @@ def as_dtype(dtype):
         # The first updates are zero.
         optax.adamw(optax.linear_schedule(0.0, 1e-3, 1000), mask=matrices),
         optax.MultiSteps(optax.lamb(1e-3), 16),
-        optax.inject_hyperparams(lambda rate: optax.adamw(rate, mask=matrices))(rate=1e-3),
-        optax.multi_transform(
-            {True: optax.adam(1e-3), False: optax.adam(2e-3)},
-            lambda params: jax.tree_util.tree_map_with_path(lambda path, _: is_bias(path), params),
-        ),
         optax.chain(optax.clip_by_block_rms(10.0), optax.adam(1e-3)),
         # Other numbers are drawn, as there are fewer leaves.
         optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, 0)),

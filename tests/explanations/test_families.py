@@ -73,7 +73,7 @@ VARYING = {
     "instance in a static field": (
         lambda w: Static(Solver({"a": [w]})),
         "solver.w['a'][0]",
-        "as a separate argument",
+        "as a separate argument, unless a shape",
     ),
     "Module": (
         lambda temperature: Model(X, temperature),

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import gc
 import pathlib
+import re
+import time
 import weakref
 
 import equinox as eqx
@@ -19,7 +21,6 @@ import eqxjit
 from tests.support import nodes
 from tests.support.helpers import Counted, Own
 from tests.support.places import shown
-from tests.support.processes import run
 from tests.support.sides import CALLS
 from tests.support.threads import race
 
@@ -64,9 +65,7 @@ def model(**changed):
 
 WAS_AND_IS = [
     ({"x": X}, {"x": Y}, ["shape: `x` was float32[3], is float32[4]"]),
-    ({"x": X}, {"x": X[None]}, ["shape: `x` was float32[3], is float32[1,3]"]),
     ({"x": X}, {"x": np.float32(2)}, ["shape: `x` was float32[3], is float32[]"]),
-    ({"x": np.ones(3)}, {"x": Y}, ["shape: `x` was float32[3], is float32[4]"]),
     ({"x": X}, {"x": X.astype(int)}, ["dtype: `x` was float32, is int32"]),
     (
         {"x": jnp.asarray(1.0)},
@@ -76,7 +75,6 @@ WAS_AND_IS = [
     ({"x": X, "n": 1}, {"x": X, "n": 2}, ["static value changed: `n` was 1, is 2"]),
     ({"n": 1}, {"n": True}, ["static value changed: `n` was 1, is True"]),
     ({"n": 0.0}, {"n": -0.0}, ["static value changed: `n` was 0.0, is -0.0"]),
-    ({"n": 1}, {"n": "1"}, ["static value changed: `n` was 1, is '1'"]),
     ({"n": float("nan")}, {"n": 1.0}, ["static value changed: `n` was nan, is 1.0"]),
     ({"x": X}, {"x": 2.0}, ["static where an array was: `x` was float32[3], is 2.0"]),
     ({"x": 2}, {"x": X}, ["an array where a static value was: `x` was 2, is float32[3]"]),
@@ -151,11 +149,6 @@ WAS_AND_IS = [
         {"p": nodes.Record([X], "b")},
         ["structure changed: `p` was Record with metadata ('a',), is Record with metadata ('b',)"],
     ),
-    (
-        {"t": {str(i): X for i in range(9)}},
-        {"t": {str(i): Y for i in range(9)}},
-        [f"shape: `t['{i}']` was float32[3], is float32[4]" for i in range(9)],
-    ),
     ({"x": X}, {"x": X, "n": 1}, ["argument newly passed or left out: `n` was absent, is 1"]),
     ({}, {"x": X}, ["argument newly passed or left out: `x` was absent, is float32[3]"]),
     (
@@ -195,7 +188,11 @@ def test_arguments_have_the_names_of_the_parameters():
     }
     for _ in range(CALLS):
         f(X, 1, 2, 5, d={"e": 4})
-    assert f.traces()[1].differences[0][:4] == ("static value changed", "rest[1]", "3", "5")
+    trace = f.traces()[1]
+    assert trace.differences[0][:4] == ("static value changed", "rest[1]", "3", "5")
+    assert re.match(rf"<trace 2 of .*f\(a: float32\[3\], .*\) at {HERE}:", repr(trace))
+    line = pathlib.Path(__file__).read_text().splitlines()[trace.call_site.line - 1]
+    assert line.strip() == 'f(X, 1, 2, 5, d={"e": 4})'
 
 
 class Scale(eqx.Module):
@@ -386,28 +383,6 @@ def test_lowering_is_a_trace_and_compiling_is_timed():
     assert len(f.traces()) == f.cache_info().traces == 1
 
 
-def test_nested_functions_are_traces_of_their_own():
-    inner = eqxjit.filter_jit(lambda x: jnp.sin(x))
-    outer = eqxjit.filter_jit(lambda x: inner(x).sum() + inner(x[1:]))
-    for _ in range(CALLS):
-        outer(X)
-    assert [t.reason for t in inner.traces()][1].startswith("shape: `x` was float32[3]")
-    [trace] = outer.traces()
-    assert 0 < sum(t.seconds.tracing for t in inner.traces()) <= trace.seconds.tracing
-    assert inner.traces()[0].seconds.compiling == 0 < trace.seconds.compiling
-    assert {t.call_site.filename for t in (trace, *inner.traces())} == {__file__}
-
-
-def test_transformations_trace_and_compile_too():
-    counted = Counted(eqxjit.filter_jit, lambda x: (x**2).sum())
-    f = counted.jitted
-    for _ in range(2):
-        f(X)
-        jax.grad(f)(X)
-        jax.vmap(f)(X[None])
-    assert counted.traces == f.cache_info().traces == len(f.traces()) == 1
-
-
 def test_a_trace_that_fails_is_none():
     """Also while its error, and by it its frames, are alive."""
     f = eqxjit.filter_jit(lambda x, n: x / (1 // n), max_traces=1)
@@ -421,41 +396,17 @@ def test_a_trace_that_fails_is_none():
     assert [(t.number, t.reason) for t in f.traces()] == [(1, "first trace")]
 
 
-def test_the_persistent_cache_is_told_apart(tmp_path):
-    program = """
-        import jax, jax.numpy as jnp, eqxjit
-
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        f = eqxjit.filter_jit(lambda x: jnp.sin(x) @ jnp.cos(x))
+def test_the_persistent_cache_is_told_apart():
+    # A program that no cache has.
+    number = time.time() % 1
+    for is_cached in (False, True):
+        f = eqxjit.filter_jit(lambda x: jnp.sin(x) @ jnp.cos(x) * number)
         with eqxjit.compile_report() as report:
-            f(jnp.ones(3))
+            f(X)
         [trace] = f.traces()
-        [row] = [row for row in report.rows if row.function == "<lambda>"]
-        print(trace.from_persistent_cache, row.persistent_cache_hits)
-    """
-    answers = [
-        run(program, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()[-1] for _ in range(2)
-    ]
-    assert answers == ["False 0", "True 1"]
-
-
-def test_the_text_of_a_trace():
-    def power(x, n):
-        return x**n
-
-    f = eqxjit.filter_jit(power)
-    f(X, 2)
-    f(X, 3)
-    line = f.traces()[1].call_site.line
-    text = repr(f.traces()[1])
-    assert text.startswith(
-        f"<trace 2 of power(x: float32[3], n=3) at {HERE}:{line}: "
-        "static value changed: `n` was 2, is 3; "
-    )
-    assert "s (tracing " in text
-    source = pathlib.Path(__file__).read_text().splitlines()
-    assert source[line - 1].strip() == "f(X, 3)"
+        [row] = [row for row in report.rows if row.function == trace.function]
+        assert (trace.from_persistent_cache, row.persistent_cache_hits) == (is_cached, is_cached)
+        jax.clear_caches()
 
 
 def test_records_refer_to_nothing_of_the_users():
@@ -479,3 +430,68 @@ def test_racing_threads_count_and_number_each_trace():
     race(lambda i: [f(X, n) for n in range(i, i + 3)])
     info = f.cache_info()
     assert [trace.number for trace in f.traces()] == [*range(1, info.traces + 1)]
+
+
+class Factor:
+    """Compares by its number, and has no `repr`; its hash says nothing."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __eq__(self, other):
+        return isinstance(other, Factor) and self.by == other.by
+
+    def __hash__(self):
+        return 0
+
+
+def test_an_object_without_a_repr_is_told_apart_by_what_it_holds():
+    f = eqxjit.filter_jit(lambda x, scale: x * scale.by)
+    for by in (2, 2, 3):
+        f(jnp.ones(2), Factor(by))
+    assert [trace.reason for trace in f.traces()[1:]] == [
+        "static value changed: `scale` was Factor object with by=2, is Factor object with by=3"
+    ]
+
+
+# --- One trace more than `max_traces` raises what explains it ---------------------------------
+
+
+def test_one_trace_too_many_raises_what_explains_it():
+    counted = Counted(eqxjit.filter_jit, lambda x, n=1: x * n, max_traces=3)
+    f = counted.jitted
+    for n in (1, 2, 3):
+        for _ in range(CALLS):
+            f(X, n)
+    before, entries = counted.traces, f.cache_info()
+    for bad in ((X, 4), (Y, 3), (X.astype(int), 3)):
+        for _ in range(CALLS):
+            with pytest.raises(eqxjit.TooManyTracesError) as caught:
+                f(*bad)
+            message = str(caught.value)
+            assert "may be traced 3 times (`max_traces=3`)" in message
+            assert f"the call at {HERE}:" in message
+            assert "would be trace 4" in message
+            assert "Compared with trace 3:\n  - " in message
+    assert "dtype: `x` was float32, is int32" in message
+    assert counted.traces == before
+    assert f.cache_info() == entries
+    for n in (1, 2, 3):
+        np.testing.assert_array_equal(f(X, n), X * n)
+    f.clear_cache()
+    f(X, 5)
+    assert f.cache_info().traces == 1
+
+
+def test_the_limit_sees_what_jax_traces_by_itself():
+    f = eqxjit.filter_jit(lambda x: x, max_traces=1)
+    for _ in range(CALLS):
+        f(X)
+    jax.clear_caches()
+    for _ in range(CALLS):
+        with pytest.raises(eqxjit.TooManyTracesError, match=r"jax\.clear_caches\(\)"):
+            f(X)
+    with pytest.raises(eqxjit.TooManyTracesError, match="jax_enable_x64"), jax.enable_x64(True):
+        f(X)
+    with pytest.raises(eqxjit.TooManyTracesError):
+        f.lower(Y)

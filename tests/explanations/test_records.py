@@ -120,22 +120,14 @@ def test_explanations_are_of_the_moment_of_the_trace():
     [latest] = f.traces()
     jax.clear_caches()
     f(X, 1)
+    again = f.traces()[1]
     f.clear_cache()
+    assert "JAX's caches no longer hold it" in again.reason
     assert "least recently used" in traces[2].reason
     assert traces[2].compared_with == 1
     assert "`clear_cache()` was called" in latest.reason
     assert latest.compared_with is None
     assert traces[1].reason == "static value changed: `n` was 1, is 2"
-
-
-def test_a_cleared_cache_is_no_reason_for_an_earlier_trace():
-    f = eqxjit.filter_jit(lambda x: x + 1)
-    f(X)
-    jax.clear_caches()
-    f(X)
-    again = f.traces()[1]
-    f.clear_cache()
-    assert "JAX's caches no longer hold it" in again.reason
 
 
 def test_unread_explanations_keep_a_bounded_number_of_traces_alive():
@@ -147,7 +139,7 @@ def test_unread_explanations_keep_a_bounded_number_of_traces_alive():
         if n % 50 == 49:
             f.clear_cache()
     gc.collect()
-    assert len(alive) <= 256 + 16
+    assert len(alive) < 300
     assert len(f.traces()) == 20
 
 
@@ -188,3 +180,30 @@ def test_a_trace_that_nobody_reads_compares_nothing(monkeypatch):
     assert len(compared) == 2 * described
     with pytest.raises(AttributeError):
         f.traces()[1].description  # noqa: B018
+
+
+# --- How often a flatten of the user's runs ---------------------------------------------------
+
+
+def test_a_flatten_with_keys_runs_for_a_first_trace_alone():
+    n_keyed = 0
+
+    class Box:
+        def __init__(self, a):
+            self.a = a
+
+    def keyed(box):
+        nonlocal n_keyed
+        n_keyed += 1
+        return [(jax.tree_util.GetAttrKey("a"), box.a)], None
+
+    jax.tree_util.register_pytree_with_keys(
+        Box, keyed, lambda _, c: Box(*c), lambda box: ([box.a], None)
+    )
+    f = eqxjit.filter_jit(lambda box: box.a + 1)
+    f(Box(jnp.ones(1)))
+    assert n_keyed == 1
+    n_keyed = 0
+    f(Box(jnp.ones(2)))
+    assert n_keyed == 0
+    assert str(f.traces()[1].differences[0]) == "shape: `box.a` was float32[1], is float32[2]"

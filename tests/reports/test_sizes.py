@@ -49,28 +49,6 @@ def four_lines(x):
     return x
 
 
-def field(y):
-    return jnp.stack([10 * (y[1] - y[0]), y[0] * (28 - y[2]) - y[1], y[0] * y[1] - 2.67 * y[2]])
-
-
-def solver(y):
-    y = y[:3]
-    for _ in range(N // 2):
-        k1 = field(y)
-        k2 = field(y + 0.005 * k1)
-        y = y + 0.01 / 2 * (k1 + k2)
-    return y
-
-
-def training(x):
-    model = linear
-    for _ in range(10):
-        grads = eqx.filter_grad(lambda model: jnp.mean(jax.vmap(model)(x[None]) ** 2))(model)
-        updates = jax.tree.map(lambda g: jnp.where(g > 1, 1, g) * 0.1 - jnp.sign(g), grads)
-        model = eqx.apply_updates(model, updates)
-    return model(x)
-
-
 def while_loop(x):
     n = 0
     while n < N:
@@ -121,8 +99,6 @@ def layers(x):
 LOOPS = {
     one_line: line_of(one_line, 1),
     four_lines: line_of(four_lines, 2),
-    solver: line_of(solver, 2),
-    training: line_of(training, 2),
     # CPython tests at the end of each pass: the loop begins in its body.
     while_loop: line_of(while_loop, 3),
     comprehension: line_of(comprehension, 1),

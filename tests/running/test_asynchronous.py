@@ -321,18 +321,3 @@ class TestForeignCalls:
                     around(-LARGE)
                 # It was the call that raised, not what came after it.
                 assert returned == []
-
-    @pytest.mark.parametrize("nested", [False, True])
-    @pytest.mark.parametrize("warm", [1, CALLS])
-    def test_a_warm_function_learns_to_wait(self, warm, nested):
-        """For a program that is traced now, or was traced inside another before."""
-        f = eqxjit.filter_jit(lambda x: checked(x) if x.shape == LARGE.shape else x @ x)
-        if nested:
-            jax.jit(f)(LARGE)
-        small = jnp.eye(16)
-        for _ in range(warm):
-            f(small)
-        for _ in range(CALLS):
-            with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
-                f(-LARGE)
-            f(small)

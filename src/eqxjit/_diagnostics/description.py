@@ -491,16 +491,20 @@ def _text(value: Any) -> str:
             # A line of a library's is no help, but where in the library.
             is_ours = is_users(value.__code__.co_filename)
             name = value.__name__ if is_ours else name.replace(".<locals>", "")
-            # What tells it from one made alike.
-            constants = [f"{n}={short(v)}" for n, v in captured(value) if type(v) in CONSTANTS]
-            text = ", ".join(constants[:_MAX_CONSTANTS])
-            return f"`{name}`{f' with {text}' if text else ''}"
+            return f"`{name}`{_with_constants(captured(value))}"
         wrapped = inspect.unwrap(value)
         if isinstance(wrapped, types.FunctionType):
             return f"{kind.__name__} of {_text(wrapped)}"
     if kind.__repr__ is object.__repr__:
-        return f"{kind.__name__} object"
+        inside = [(path[1:], content) for path, content in _contents(value).items()]
+        return f"{kind.__name__} object{_with_constants(inside)}"
     if isinstance(value, eqx.Module):
         return kind.__name__
     # Where something is in memory tells nothing.
     return _ADDRESS.sub("", short(value, _MAX_TEXT))
+
+
+def _with_constants(named: list[tuple[str, Any]]) -> str:
+    """Return the text of what tells a value from one made alike: the constants that it holds."""
+    constants = [f"{name}={short(v)}" for name, v in named if type(v) in CONSTANTS]
+    return f" with {', '.join(constants[:_MAX_CONSTANTS])}" if constants else ""
