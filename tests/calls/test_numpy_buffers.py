@@ -97,6 +97,20 @@ def test_buffers_can_be_overwritten_wherever_they_are(f, call):
     np.testing.assert_allclose(found, [3 * i for i in range(2 * CALLS)], atol=1e-3)
 
 
+def test_buffers_that_were_frozen_or_packed_can_be_overwritten():
+    for _ in range(2 * CALLS):
+        a, b = aligned((1000, 1000)), aligned((3,))
+        a[...] = b[...] = 1
+        frozen = eqxjit.freeze(lambda a: a, a)
+        # Which isn't there yet when the others are to be read.
+        packed = eqxjit.pack([b, slow([ONE])], optimizer=None)
+        repacked = packed.repack([b, slow([ONE])])
+        a[...] = b[...] = 0
+        assert np.all(frozen() == 1)
+        assert np.all(packed.unpack()[0] == 1)
+        assert np.all(repacked.unpack()[0] == 1)
+
+
 def test_a_byte_swapped_array_is_refused_by_name():
     # Under `jax.jit` it gives wrong numbers once an array of native bytes was passed.
     f = eqxjit.filter_jit(lambda x: x + 1)

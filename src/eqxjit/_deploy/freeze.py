@@ -238,8 +238,9 @@ def _frozen(
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         return _Constant(array) if is_key or array.nbytes <= max_constant_bytes else array
 
-    # Copies of the arrays, too: they may be donated, or changed in place if they are NumPy's.
-    copies = [passed_or_constant(jnp.copy(array)) for array in arrays]
+    # Copies of the arrays, too: they may be donated, or changed in place if they are NumPy's, which
+    # JAX reads in the background.
+    copies = [*map(passed_or_constant, jax.block_until_ready([*map(jnp.copy, arrays)]))]
     spec, passed, statics = snapshot(spec, copies, statics)
     statics = [value.array if type(value) is _Constant else value for value in statics]
     names = names_of(fun)

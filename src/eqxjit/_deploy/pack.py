@@ -211,7 +211,7 @@ class Layout:
         return tuple(
             arrays[first]
             if not others or arrays[first] is None
-            else _join([arrays[index] for index in (first, *others)], self.types[first].dtype)
+            else _join([_kept(arrays[i]) for i in (first, *others)], self.types[first].dtype)
             for first, *others in self.members
         )
 
@@ -298,6 +298,11 @@ def _is_sharded(leaf: Any) -> bool:
         return is_sharded_aval(jax.typeof(leaf))
     single = jax.sharding.SingleDeviceSharding
     return isinstance(leaf, jax.Array) and not isinstance(leaf.sharding, single)
+
+
+def _kept(leaf: Any) -> Any:
+    # JAX reads a NumPy array in the background, when its owner may have overwritten it.
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 # Inlined, because XLA and JAX's transpose don't look into another program.
