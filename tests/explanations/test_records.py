@@ -182,9 +182,6 @@ def test_a_trace_that_nobody_reads_compares_nothing(monkeypatch):
         f.traces()[1].description  # noqa: B018
 
 
-# --- How often a flatten of the user's runs ---------------------------------------------------
-
-
 def test_a_flatten_with_keys_runs_for_a_first_trace_alone():
     n_keyed = 0
 
