@@ -82,16 +82,6 @@ def test_a_static_output_of_a_nested_call_stays_static(filter_jit):
         assert returned == inner
 
 
-@both
-def test_recursion_with_a_static_argument(filter_jit):
-    @filter_jit
-    def power(x, n):
-        return x if n == 0 else x * power(x, n - 1)
-
-    for n in (5, 0, 3, 5, 5, 5, 5):
-        assert_same(power(jnp.full(2, 2.0), n), jnp.full(2, 2.0) ** (n + 1))
-
-
 @since_jax_0_9
 @both
 def test_recursion_into_the_call_in_progress_is_refused(filter_jit):

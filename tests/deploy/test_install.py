@@ -106,11 +106,9 @@ POINTS = jnp.linspace(0.0, 1.0, 8)
 MATRIX = jnp.eye(3) + 0.1
 
 CALLS_OF_LIBRARIES = {
-    "fixed steps": solve,
     "adaptive steps": lambda: solve(controller=ADAPTIVE),
     "gradient": lambda: jax.grad(lambda rate: solve(rate=rate).ys.sum())(0.7),
     "filter_vmap": lambda: eqx.filter_vmap(lambda y: solve(y, controller=ADAPTIVE).ys)(POINTS),
-    "filter_jit": lambda: eqx.filter_jit(lambda y: solve(y).ys)(X),
     "root_find": lambda: optimistix.root_find(cube, optimistix.Newton(1e-5, 1e-5), X + 1, args=X),
     "least_squares": lambda: optimistix.least_squares(
         line, optimistix.LevenbergMarquardt(1e-5, 1e-5), jnp.zeros(2), args=POINTS

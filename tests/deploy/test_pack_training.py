@@ -118,9 +118,6 @@ ELEMENTWISE = {
     "EMA of updates": lambda: optax.chain(optax.sgd(0.1), optax.ema(0.9)),
     "gradient accumulation": lambda: optax.MultiSteps(optax.adam(1e-2), 2),
     "apply if finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 2),
-    "a chain": lambda: optax.chain(
-        optax.scale_by_adam(), optax.add_decayed_weights(0.1), optax.scale(-1e-2)
-    ),
 }
 
 # These compute one number from all elements: the order of summation is another.

@@ -333,13 +333,3 @@ def test_an_exception_while_tracing_leaves_no_half_made_entry(filter_jit, kind, 
         assert f(Breaking(X), 2).x.tolist() == (2 * X).tolist()
     if filter_jit is eqxjit.filter_jit:
         assert f.cache_info()[:2] == (1, 1)
-
-
-@both
-def test_an_output_that_is_no_tree(filter_jit):
-    """What a function returns can be bad, too."""
-    f = filter_jit(lambda x, bad: {1: x, "a": x} if bad else x)
-    for _ in range(CALLS):
-        with pytest.raises(ValueError, match="sort"):
-            f(X, True)
-        assert f(X, False).tolist() == X.tolist()

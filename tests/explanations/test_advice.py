@@ -435,9 +435,6 @@ ROWS = {
     "instance, made again": passing(
         "instance", applied, lambda i: (Stepper(),), lambda i: (STEPPER,)
     ),
-    "instance, as a Module": passing(
-        "instance", applied, lambda i: (Stepper(),), lambda i: (StepperModule(),)
-    ),
     "dataclass by identity": passing(
         "instance", rate_of, lambda i: (ByIdentity(),), lambda i: (Config(),)
     ),

@@ -65,11 +65,6 @@ VARYING = {
         "or use `eqx.Partial` with such an array",
     ),
     "instance": (Solver, "w", "make `Solver` an `equinox.Module` with such an array"),
-    "method": (
-        lambda w: Solver(w).step,
-        "w",
-        "make `Solver` an `equinox.Module` with such an array",
-    ),
     "instance in a static field": (
         lambda w: Static(Solver({"a": [w]})),
         "solver.w['a'][0]",

@@ -96,9 +96,7 @@ def test_under_load_each_request_gets_its_own_answer(application, images, expect
 BAD = {
     "half an object": ('{"image": [', 400, "isn't JSON"),
     "too large": (" " * (16 * 1024 + 1), 413, "larger than 16,384 bytes"),
-    "a list": ("[]", 422, "isn't an image"),
     "a row less": (body(np.zeros((7, 8))), 422, "isn't an image"),
-    "NaN": (body(np.full((8, 8), np.nan)), 422, "isn't an image"),
     "too bright": (body(np.full((8, 8), 16.001)), 422, "isn't an image"),
 }
 

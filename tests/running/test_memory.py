@@ -114,7 +114,6 @@ FUNCTIONS = {
     ),
     "recursive": _returning(lambda x, i, f, wrapper: wrapper(x[1:]) if len(x) > 1 else x * i),
     "a method of an object": lambda filter_jit, i: (o := Owner(i), filter_jit(o.method)),
-    "a callable object": lambda filter_jit, i: (o := Owner(i), filter_jit(o)),
 }
 
 

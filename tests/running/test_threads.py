@@ -69,7 +69,7 @@ def test_functions_defined_again_by_all_threads():
     """One explanation counts the calls of all of them."""
 
     def work(i):
-        for _ in range(30):
+        for _ in range(10):
             f = eqxjit.filter_jit(lambda x: x + i)
             for _ in range(2):
                 np.testing.assert_array_equal(f(X), X + i)

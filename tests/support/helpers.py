@@ -60,7 +60,7 @@ class Own:
         self.value = value
 
     def __eq__(self, other):
-        return type(other) is Own and self.value == other.value
+        return type(other) is type(self) and self.value == other.value
 
     def __hash__(self):
         return hash(self.value)
