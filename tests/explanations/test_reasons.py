@@ -54,6 +54,8 @@ class Config:
 
 
 class Unprintable:
+    __module__ = 3  # type: ignore[assignment]
+
     def __repr__(self):
         raise RuntimeError("no text")
 

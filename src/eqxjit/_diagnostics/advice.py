@@ -186,7 +186,9 @@ def _for_remade(change: Change) -> str:
 def _for_owner(change: Change) -> str:
     # The state, which mostly comes along, says so.
     is_injected = any(row.path.endswith(".hyperparams") for row in change.description)
-    is_optax = any(module.startswith("optax.") for module in (change.holder, change.new.module))
+    modules = (change.holder, change.new.module)
+    # A class may say anything of its module.
+    is_optax = any(str(module).startswith("optax.") for module in modules)
     return "optimizer" if is_optax and not is_injected else "made by a library"
 
 
