@@ -156,6 +156,30 @@ def test_closures_that_hold_another_number_have_one_cause(caplog):
     assert "10 times, the last time: function defined again: another function made of" in message
 
 
+def test_a_number_in_a_partial_of_a_library_function():
+    for n in (2, 3):
+        f = eqxjit.filter_jit(functools.partial(jnp.add, n))
+        f(X)
+    [difference] = f.traces()[0].differences
+    assert str(difference) == "another callable: `args[0]` was 2, is 3"
+    assert (
+        "pass `jnp.asarray(args[0], dtype=jnp.int32)` as a separate argument" in difference.remedy
+    )
+
+
+def test_an_instance_of_another_class_is_another_static_value():
+    class One:
+        pass
+
+    class Other:
+        pass
+
+    f = eqxjit.filter_jit(lambda x, own: x)
+    f(X, One()), f(X, Other())
+    [difference] = f.traces()[1].differences
+    assert str(difference) == "static value changed: `own` was One object, is Other object"
+
+
 def test_a_compilation_without_a_trace(caplog):
     f = eqxjit.filter_jit(lambda model, x: model.weight @ x)
     model = eqx.nn.Linear(3, 3, key=jax.random.key(0))

@@ -32,7 +32,8 @@ def slow(x):
 def test_a_trace_that_takes_long(messages):
     f = eqxjit.filter_jit(slow)
     f(X)
-    first, *others, last = messages()
+    # On a busy machine other phases may take long, too.
+    first, *others, last = [text for text in messages() if "tracing" in text]
     assert first.startswith("`slow`, called at tests/explanations/test_waiting.py:")
     assert " has been tracing for 0." in first
     line = slow.__code__.co_firstlineno + 1
@@ -40,8 +41,9 @@ def test_a_trace_that_takes_long(messages):
     # After 0.6 and 1.2 seconds.
     assert len(others) == 2
     assert last.startswith("`slow`: tracing took 1.")
+    n = len(messages())
     f(X)
-    assert len(messages()) == 4
+    assert len(messages()) == n
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="JAX doesn't say what it compiles")

@@ -98,7 +98,12 @@ class Change(NamedTuple):
     @property
     def is_users(self) -> bool:
         """True where the code around it is the user's, who can put an array here, say."""
-        return is_users_module(self.holder) if self.holder else self.of_user
+        if self.holder:
+            return is_users_module(self.holder)
+        # A partial that is wrapped is its caller's, whoever's function it is of.
+        return self.of_user or any(
+            r.part.nature == "partial" and not r.name for r in self.row.around
+        )
 
     @property
     def is_remade(self) -> bool:

@@ -142,7 +142,8 @@ def _category(change: Change) -> str:
         return "argument newly passed or left out"
     if change.is_remade:
         return "static value changed"
-    if old is None or new is None or old.is_node or new.is_node:
+    # To JAX an instance is a leaf, though its parts are described.
+    if any(part is None or (part.is_node and not part.is_opaque) for part in (old, new)):
         return "structure changed"
     if isinstance(old, Part):
         is_array = isinstance(new, ArrayPart)
