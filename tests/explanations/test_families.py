@@ -162,20 +162,13 @@ def test_a_number_in_a_partial_of_a_library_function():
         f(X)
     [difference] = f.traces()[0].differences
     assert str(difference) == "another callable: `args[0]` was 2, is 3"
-    assert (
-        "pass `jnp.asarray(args[0], dtype=jnp.int32)` as a separate argument" in difference.remedy
-    )
+    assert "pass `jnp.asarray(args[0], dtype=jnp.int32)` as a" in difference.remedy
 
 
 def test_an_instance_of_another_class_is_another_static_value():
-    class One:
-        pass
-
-    class Other:
-        pass
-
     f = eqxjit.filter_jit(lambda x, own: x)
-    f(X, One()), f(X, Other())
+    for name in ("One", "Other"):
+        f(X, type(name, (), {})())
     [difference] = f.traces()[1].differences
     assert str(difference) == "static value changed: `own` was One object, is Other object"
 

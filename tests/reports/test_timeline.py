@@ -44,9 +44,8 @@ def spans_of(report, function):
 def test_each_phase_is_a_span(report):
     phases = ["tracing", "lowering", "compiling"]
     assert [span.phase for span in spans_of(report, "outer")] == phases * 3
-    assert [span.thread for span in spans_of(report, "outer")] == ["MainThread"] * 6 + [
-        "loader"
-    ] * 3
+    threads = [span.thread for span in spans_of(report, "outer")]
+    assert threads == [*["MainThread"] * 6, *["loader"] * 3]
     starts = [span.start for span in report.spans]
     assert starts == sorted(starts)
     for span in spans_of(report, "outer"):
