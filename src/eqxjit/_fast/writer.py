@@ -114,6 +114,8 @@ def call_of(record: list[Any]) -> Any:
 
 # What generated code refers to by these names.
 _functions = as_array, call_of, flatten_one_level, is_transformed, same, trim, unflatten_node
+# A metaclass may refuse a class's.
+_NAME = vars(type)["__name__"].__get__
 _SCOPE = vars(builtins) | {each.__name__: each for each in _functions}
 _SCOPE |= {"Array": ArrayImpl, "absent": absent, "fields_of": fields_of, "in_flight": in_flight}
 _SCOPE |= {"registered_nodes": registered_nodes, "str_types": {str}}
@@ -168,7 +170,7 @@ class _Names(dict[str, str]):
         return name
 
     def of_class(self, cls: type) -> str:
-        return self.constant(cls.__name__, cls)
+        return self.constant(_NAME(cls), cls)
 
     def filled(self, template: str) -> str:
         """Return a template with names and parts filled in; those may have several lines."""
@@ -266,7 +268,7 @@ class Writer:
         # In the order of the spec, which that of arrays and static objects follows.
         for path, spec in zip(paths, [*args[3:], *kwargs[3:]], strict=True):
             self.guards = early if type(spec) is Static else late
-            kind = spec[1].__name__ if type(spec) is tuple else "static"
+            kind = _NAME(spec[1]) if type(spec) is tuple else "static"
             self.guards.append(f"# {path}: {'array' if spec is ARRAY else kind}")
             self._match(path if path.isidentifier() else names.variable(path), path, spec)
         self.guards = early + late
