@@ -287,19 +287,21 @@ except ImportError:
 # --- Lowered programs -------------------------------------------------------------------------
 
 
-# How the names of custom calls begin that JAX emits itself and that report trouble by NaNs or not
-# at all. Any other counts as a foreign call: waiting in vain is slow, not waiting loses an error.
-_HARMLESS = (
+# Custom calls that JAX emits itself and that report trouble by NaNs or not at all. Any other counts
+# as a foreign call: waiting in vain is slow, not waiting loses an error.
+_HARMLESS = {
     # Where and how arrays lie on devices.
-    *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "xla.sdy."),
+    *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"),
     *("annotate_device_placement", "AllocateBuffer"),
     # Operations that XLA implements itself.
     *("ApproxTopK", "TopK", "Qr", "ProductOfElementaryHouseholderReflectors"),
+}
+_HARMLESS_PREFIXES = (
     # Libraries of linear algebra, on the CPU and on GPUs of two makers.
     *("lapack_", "cusolver_", "cublas_", "cusparse_", "cu_", "hipsolver_", "hipblas_"),
     *("__cublas", "__cudnn"),
     # Dialects in which JAX and XLA write programs.
-    *("mhlo.", "chlo.", "stablehlo."),
+    *("mhlo.", "chlo.", "stablehlo.", "xla.sdy."),
 )
 # How a TPU talks to its host in the middle of a program.
 _HOST_TRANSFERS = {"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"}
@@ -313,10 +315,12 @@ def may_raise(module: Any) -> bool:
     try:
         while pending:
             operation = pending.pop().operation
-            is_call = operation.name == "stablehlo.custom_call"
-            target = operation.attributes["call_target_name"].value if is_call else ""
-            if operation.name in _HOST_TRANSFERS or (is_call and not target.startswith(_HARMLESS)):
+            if operation.name in _HOST_TRANSFERS:
                 return True
+            if operation.name == "stablehlo.custom_call":
+                target = operation.attributes["call_target_name"].value
+                if target not in _HARMLESS and not target.startswith(_HARMLESS_PREFIXES):
+                    return True
             for region in operation.regions:
                 for block in region.blocks:
                     pending.extend(block.operations)
