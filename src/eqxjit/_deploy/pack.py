@@ -23,7 +23,7 @@ from .._core.errors import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._spec.static_key import Static
-from .._spec.tree import Spec, combine, is_array, split
+from .._spec.tree import Spec, combine, copy_numpy, is_array, split
 from .._text import counted, short
 from .freeze import snapshot
 from .saved import PLACEHOLDER, Type, is_computable, type_of
@@ -211,7 +211,7 @@ class Layout:
         return tuple(
             arrays[first]
             if not others or arrays[first] is None
-            else _join([_kept(arrays[i]) for i in (first, *others)], self.types[first].dtype)
+            else _join([_copied(arrays[i]) for i in (first, *others)], self.types[first].dtype)
             for first, *others in self.members
         )
 
@@ -300,9 +300,9 @@ def _is_sharded(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf.sharding, single)
 
 
-def _kept(leaf: Any) -> Any:
+def _copied(leaf: Any) -> Any:
     # JAX reads a NumPy array in the background, when its owner may have overwritten it.
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+    return copy_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 # Inlined, because XLA and JAX's transpose don't look into another program.

@@ -307,13 +307,14 @@ def as_array(leaf: Any) -> Any:
         return NotImplemented
     if issubclass(kind, np.ndarray):
         # JAX refuses swapped bytes where it traces, and reads wrong numbers where it doesn't.
-        return _copied(leaf) if leaf.dtype.isnative else NotImplemented
+        return copy_numpy(leaf) if leaf.dtype.isnative else NotImplemented
     if issubclass(kind, Tracer):
         copy_in_tracer(leaf)
     return leaf
 
 
-def _copied(array: np.ndarray) -> np.ndarray:
+def copy_numpy(array: np.ndarray) -> np.ndarray:
+    """Return a copy of a NumPy array, as XLA reads it best."""
     if type(array) is not np.ndarray or array.nbytes < _LARGE or array.dtype.hasobject:
         return np.ndarray.copy(array)
     # XLA reads it in place where it is aligned so, instead of copying it once more.
