@@ -154,7 +154,7 @@ class Table:
             # Making one takes as long as some calls of the slow path.
             self._n_slow += len(fasts) >= MAX_FAST
             return self._n_slow % _CALLS_PER_TURN == 0 and all(
-                [fast.entry is not entry for fast in fasts]  # noqa: C419
+                fast.entry is not entry for fast in fasts
             )
 
     def add_fast(self, fast: Any) -> None:

@@ -21,7 +21,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import default_registry, keystr
 
-from .._compat import ArrayImpl, copy_in_tracer, fields_of, registered_nodes, unflatten_node
+from .._compat import (
+    ArrayImpl,
+    copy_in_tracer,
+    fields_of,
+    flatten_one_level,
+    registered_nodes,
+    unflatten_node,
+)
 from .._text import short
 from .static_key import CONSTANTS, THEMSELVES, Opaque, Static, static_key
 
@@ -41,7 +48,6 @@ Spec = Any
 # --- Classes --------------------------------------------------------------------------------------
 
 _MODULE_METACLASS = type(eqx.Module)
-_flatten_one_level = default_registry.flatten_one_level
 
 #: The classes of most arrays: `equinox.is_array` takes five times as long.
 ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray, *np.sctypeDict.values()})
@@ -56,7 +62,7 @@ _NEVER_NODES = CONSTANTS | {
 def is_array(leaf: Any) -> bool:
     """Return what `equinox.is_array` does, faster; a node is no array, whatever its class."""
     return type(leaf) in ARRAY_CLASSES or (
-        bool(eqx.is_array(leaf)) and _flatten_one_level(leaf) is None
+        bool(eqx.is_array(leaf)) and flatten_one_level(leaf) is None
     )
 
 
@@ -156,7 +162,7 @@ def _split(
         spec, below = [SEQUENCE, kind, aux], tuple.__iter__(value)
     else:
         # All else may be a node of a registered class, and may become one between two calls.
-        flat = _flatten_one_level(value)
+        flat = flatten_one_level(value)
         if flat is None:
             if eqx.is_array(value) or isinstance(value, more_arrays):
                 arrays.append(value)
@@ -328,7 +334,7 @@ def copy_numpy(array: np.ndarray) -> np.ndarray:
 def has_tracers(arrays: Sequence[Any]) -> bool:
     """Return whether some transformation passes its tracers in the place of arrays."""
     return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
-        [isinstance(array, Tracer) for array in arrays]  # noqa: C419
+        isinstance(array, Tracer) for array in arrays
     )
 
 
