@@ -106,7 +106,7 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
         setattr(seconds, span.phase, spent)
     # A program that is compiled for another device has no trace, nor has JAX's function.
     traces = _traces_of(spans)
-    programs = [trace.program for trace in traces if trace.program is not None]
+    programs = [program for trace in traces if (program := trace.program) is not None]
     found = [each.cause for trace in traces for each in (*trace.differences, *trace.recompiled)]
     reasons = Counter(found).most_common(1)
     return ReportRow(
@@ -122,6 +122,42 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
 
 def _traces_of(spans: list[ReportSpan]) -> TraceList:
     return TraceList(dict.fromkeys(span.trace for span in spans if span.trace is not None))
+
+
+def _total_seconds(spans: list[ReportSpan]) -> float:
+    return sum([span.seconds - span.nested_seconds for span in spans])
+
+
+def _rows(spans: list[ReportSpan]) -> list[ReportRow]:
+    """Return a row for each function, the costliest first."""
+    total = _total_seconds(spans)
+    by_function: dict[str, list[ReportSpan]] = defaultdict(list)
+    for span in spans:
+        by_function[span.function].append(span)
+    rows = [_row(name, those, total) for name, those in by_function.items()]
+    return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
+
+
+def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
+    """Return remarks on operations outside of any function, and on functions that stand out."""
+    return [*_note_on_operations(spans), *[note for row in rows for note in row.notes()]]
+
+
+def _note_on_operations(spans: list[ReportSpan]) -> list[str]:
+    total = _total_seconds(spans)
+    # Phases of one function come one after another.
+    spans = [span for span in spans if span.depth == 0 and span.called_by]
+    seconds, n = sum([s.seconds for s in spans]), sum([s.phase == COMPILING for s in spans])
+    if n < _MANY_OPERATIONS or seconds < total / 4:
+        return []
+    by_line: dict[Any, float] = defaultdict(float)
+    for span in spans:
+        by_line[span.called_by] += span.seconds
+    line, function = max(by_line, key=by_line.__getitem__)
+    return [
+        f"{seconds / total:.0%} of the time went into {n} operations outside of any jit, most "
+        f"of all by {line} (`{function}`): call them in a jitted function."
+    ]
 
 
 def check_report_path(path: pathlib.Path) -> None:
@@ -143,38 +179,17 @@ class CompileReport:
     @property
     def rows(self) -> list[ReportRow]:
         """A row for each function, the costliest first."""
-        total = self.total_seconds
-        by_function: dict[str, list[ReportSpan]] = defaultdict(list)
-        for span in self.spans:
-            by_function[span.function].append(span)
-        rows = [_row(name, spans, total) for name, spans in by_function.items()]
-        return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
+        return _rows(self.spans)
 
     @property
     def total_seconds(self) -> float:
         """The time that everything took, in seconds."""
-        return sum([span.seconds - span.nested_seconds for span in self.spans])
+        return _total_seconds(self.spans)
 
     def notes(self) -> list[str]:
         """Return remarks on functions that stand out, and on operations outside of any."""
-        of_functions = [note for row in self.rows for note in row.notes()]
-        return [*self._note_on_operations(), *of_functions]
-
-    def _note_on_operations(self) -> list[str]:
-        # Phases of one function come one after another.
-        spans = [span for span in self.spans if span.depth == 0 and span.called_by]
-        seconds, total = sum([span.seconds for span in spans]), self.total_seconds
-        n = sum([span.phase == COMPILING for span in spans])
-        if n < _MANY_OPERATIONS or seconds < total / 4:
-            return []
-        by_line: dict[Any, float] = defaultdict(float)
-        for span in spans:
-            by_line[span.called_by] += span.seconds
-        line, function = max(by_line, key=by_line.__getitem__)
-        return [
-            f"{seconds / total:.0%} of the time went into {n} operations outside of any jit, most "
-            f"of all by {line} (`{function}`): call them in a jitted function."
-        ]
+        spans = self.spans
+        return _notes(spans, _rows(spans))
 
     @property
     def spans(self) -> list[ReportSpan]:
@@ -206,17 +221,19 @@ class CompileReport:
         path.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        rows = self.rows
+        spans = self.spans
+        rows = _rows(spans)
         if not rows:
             return block("<p>Nothing was compiled.</p>")
-        title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
+        title = f"<p><b>{_total_seconds(spans):.3g} s of tracing, lowering and compiling</b></p>"
         cells = [(row.function, *_columns(row).values(), row.reason) for row in rows]
         headings = ("function", *_columns(rows[0]), "traced again for")
-        notes = map(paragraph, self.notes())
-        return block(title, timeline_html(self.spans), table(headings, cells), *notes)
+        notes = map(paragraph, _notes(spans, rows))
+        return block(title, timeline_html(spans), table(headings, cells), *notes)
 
     def __repr__(self) -> str:
-        rows = self.rows
+        spans = self.spans
+        rows = _rows(spans)
         if not rows:
             return "Nothing was compiled."
         cells = [[*_columns(rows[0])], *[[*_columns(row).values()] for row in rows]]
@@ -225,14 +242,14 @@ class CompileReport:
         headings, *numbers = ["".join(map(str.rjust, row, widths)) for row in cells]
         # Texts come last, as in Python's profiles: they may be of any length.
         lines = [
-            f"In all, {self.total_seconds:.3g} s of tracing, lowering and compiling",
+            f"In all, {_total_seconds(spans):.3g} s of tracing, lowering and compiling",
             f"{headings}  function, and why it was traced again",
         ]
         for row, text in zip(rows, numbers, strict=True):
             lines.append(f"{text}  {row.function}")
             if row.reason:
                 lines.append(f"{'':>{len(text)}}    {row.reason}")
-        return "\n".join([*lines, *self.notes()])
+        return "\n".join([*lines, *_notes(spans, rows)])
 
 
 def _columns(row: ReportRow) -> dict[str, str]:
