@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import math
 import struct
 import types
 import weakref
@@ -27,9 +28,6 @@ from .._compat import ArrayImpl, fields_of, native
 #: object counts as unchanged, another one is asked by `==`. A warm call looks at each entry.
 MAX_PARTS = 100
 
-# An array of more bytes is kept in its key as a digest.
-_MAX_BYTES = 4096
-
 # How a key in the form (reader, class, names or None, part, ...) was read; as in `native.c`.
 NUMBER, ITEMS, PAIRS, FIELDS, OTHER = range(5)
 
@@ -39,9 +37,6 @@ THEMSELVES = frozenset({str, int, bytes, type(None)})
 #: The types of static objects that can't change and hold nothing else.
 CONSTANTS = THEMSELVES | {bool, float, complex}
 
-# A NaN equals every other, whatever its bits.
-_NAN = struct.pack("d", float("nan"))
-
 
 class Opaque:
     """The key of an object that its type, its `hash` and its `==` tell from others.
@@ -49,7 +44,7 @@ class Opaque:
     - `value`: the object.
     - `identity_suffices`: whether the very object counts as unchanged, without a `hash`.
     - `content`: what an array held when this was made; None for other objects.
-    - `hash`: as it was when this was hashed first; None for an object that can't be hashed.
+    - `hash`: None for an object that can't be hashed.
     """
 
     __slots__ = ("content", "hash", "identity_suffices", "value")
@@ -58,18 +53,14 @@ class Opaque:
         self.value = value
         self.identity_suffices = identity_suffices
         self.content = content
-        self.hash: Any = ...
-        if not identity_suffices:
-            hash(self)
+        try:
+            # Of an array what its owner can't change in place: the very object stays found.
+            self.hash = hash(value if content is None else content[:2])
+        except TypeError:
+            # Python's way to say that something has no hash, as a tuple of lists hasn't.
+            self.hash = None
 
     def __hash__(self) -> int:
-        if self.hash is ...:
-            try:
-                # Of an array what its owner can't change in place: the very object stays found.
-                self.hash = hash(self.value if self.content is None else self.content[:2])
-            except TypeError:
-                # Python's way to say that something has no hash, as a tuple of lists hasn't.
-                self.hash = None
         return hash(type(self.value)) if self.hash is None else self.hash
 
     def __eq__(self, other: object) -> bool:
@@ -78,7 +69,7 @@ class Opaque:
         is_same = other.value is self.value
         if is_same and self.identity_suffices:
             return True
-        if hash(other) != hash(self):
+        if other.hash != self.hash:
             return False
         # An array's own `==` broadcasts, and has no single answer.
         is_array = self.content is not None
@@ -126,16 +117,9 @@ class _Static:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Static) and self._hash == other._hash and self.key == other.key
 
-    def __repr__(self) -> str:
-        return f"Static({self.key!r})"
-
 
 # In C, because hashing and comparing specs calls its methods for each static object.
 Static: type[_Static] = _Static if native is None else native.Static
-
-
-_TRUE = (NUMBER, bool, None, True)
-_FALSE = (NUMBER, bool, None, False)
 
 
 class _TooLarge(Exception):
@@ -148,8 +132,6 @@ def static_key(value: Any) -> Hashable:
     A constant is its own key or has its bits, an object that compares by identity a weak reference,
     a container `(reader, class, names, part, ...)`.
     """
-    if type(value) is bool:
-        return _TRUE if value else _FALSE
     # A list of one number, because all levels count towards the same bound.
     try:
         return _key(value, [MAX_PARTS])
@@ -169,10 +151,6 @@ def _key(value: Any, left: list[int]) -> Hashable:
     kind = type(value)
     if kind in THEMSELVES:
         return value
-    if kind is bool:
-        return _TRUE if value else _FALSE
-    if kind is float:
-        return (NUMBER, float, None, _bits(value))
     read = _READERS.get(kind)
     if read is None:
         if kind.__eq__ is object.__eq__:
@@ -209,20 +187,25 @@ def _by_identity(value: Any) -> Hashable:
 _Reader = Callable[[Any, list[int]], Hashable]
 
 
+def _bool(value: bool, left: list[int]) -> Hashable:
+    return (NUMBER, bool, None, value)
+
+
+def _float(value: float, left: list[int]) -> Hashable:
+    return (NUMBER, type(value), None, _bits(value))
+
+
 def _complex(value: complex, left: list[int]) -> Hashable:
-    return (NUMBER, complex, None, _bits(value.real) + _bits(value.imag))
+    return (NUMBER, type(value), None, _bits(value.real) + _bits(value.imag))
 
 
 def _bits(value: float) -> bytes:
     # Zeros have two signs, and NaN equals NaN.
-    return struct.pack("d", value) if value == value else _NAN
+    return struct.pack("d", math.nan if math.isnan(value) else value)
 
 
 def _items(value: Any, left: list[int]) -> Hashable:
-    # Not by iterating: the `__iter__` of a subclass has no say.
-    base: type = tuple if issubclass(type(value), tuple) else list
-    items = base.__getitem__(value, slice(None))
-    return (ITEMS, type(value), None, *_keys(items, left))
+    return (ITEMS, type(value), None, *_keys([*value], left))
 
 
 def _pairs(value: dict[Any, Any], left: list[int]) -> Hashable:
@@ -245,21 +228,16 @@ def _method(value: types.MethodType, left: list[int]) -> Hashable:
 
 
 def _array(value: Any, left: list[int]) -> Hashable:
-    weak_type, array, kind = None, value, type(value)
-    if issubclass(kind, jax.Array):
-        # Keys of random numbers have a dtype that only JAX has.
-        if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
-            return _by_identity(value)
-        weak_type, array = value.weak_type, np.asarray(value)
-    elif kind is not np.ndarray and not issubclass(kind, np.generic):
+    kind = type(value)
+    is_known = kind in (np.ndarray, ArrayImpl) or issubclass(kind, np.generic)
+    # Keys of random numbers have a dtype that only JAX has.
+    if not is_known or not isinstance(value.dtype, np.dtype) or value.dtype.hasobject:
         # A mask, say, or a mapped file: what else tells it apart isn't clear.
         return _by_identity(value)
-    if array.dtype.hasobject:
-        content: Any = static_key(array.ravel().tolist())
-    else:
-        content = array.tobytes()
-        content = hashlib.blake2b(content).digest() if len(content) > _MAX_BYTES else content
-    return Opaque(value, True, (array.dtype, array.shape, content, weak_type))
+    digest = hashlib.blake2b(np.asarray(value).tobytes()).digest()
+    return Opaque(
+        value, True, (value.dtype, value.shape, digest, getattr(value, "weak_type", None))
+    )
 
 
 def _module(value: eqx.Module, left: list[int]) -> Hashable:
@@ -278,6 +256,8 @@ def _fields(names: tuple[str, ...]) -> _Reader:
 
 
 _READERS: dict[type, _Reader] = {
+    bool: _bool,
+    float: _float,
     complex: _complex,
     tuple: _items,
     list: _items,
@@ -287,11 +267,8 @@ _READERS: dict[type, _Reader] = {
     frozenset: _elements,
     slice: _fields(("start", "stop", "step")),
     types.MethodType: _method,
-    ArrayImpl: _array,
+    eqx.Module: _module,
 }
-
-
-_CONTAINERS = (tuple, list, dict, collections.OrderedDict, set, frozenset, eqx.Module)
 
 
 # Of the latest classes, because a session may define them without end.
@@ -300,27 +277,16 @@ def _reader_of_class(kind: type) -> _Reader | None:
     """Return how objects of a class that isn't builtin are read; None where `==` decides."""
     if issubclass(kind, (np.ndarray, np.generic, jax.Array)):
         return _array
-    for base in _CONTAINERS:
-        # A subclass that keeps its base's `==` is looked into as that is.
-        if issubclass(kind, base) and kind.__eq__ is base.__eq__:
-            return _READERS.get(base, _module)
-    names = compared_fields(kind)
-    return None if names is None else _fields(names)
-
-
-def compared_fields(kind: type) -> tuple[str, ...] | None:
-    """Return the fields that a dataclass's generated `__eq__` compares; None for other classes."""
     equality: Any = kind.__eq__
-    # `dataclasses` defines its methods in a function of this name, and leaves a user's alone.
-    if type(equality) is not types.FunctionType or (
-        equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
-    ):
-        return None
     owner: Any = next(base for base in kind.__mro__ if "__eq__" in vars(base))
-    parameters = vars(owner).get("__dataclass_params__")
-    if parameters is None or not parameters.eq:
+    if owner in _READERS:
+        # A subclass that keeps its base's `==` is looked into as that is.
+        return _READERS[owner]
+    # `dataclasses` defines its methods in a function of this name, and leaves a user's alone.
+    code = getattr(equality, "__code__", None)
+    if getattr(code, "co_qualname", "") != "__create_fn__.<locals>.__eq__":
         return None
-    return tuple([field.name for field in dataclasses.fields(owner) if field.compare])
+    return _fields(tuple([field.name for field in dataclasses.fields(owner) if field.compare]))
 
 
 def referents(key: Hashable) -> list[Any]:
