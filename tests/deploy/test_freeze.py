@@ -323,17 +323,3 @@ def test_a_wrong_call_names_what_was_frozen(tmp_path):
             assert str(raised.value) == f"{name}() takes 1 positional argument but 3 were given"
             fun(jnp.ones(4))
     assert names["filter_jit(Linear)"].traces()[0].function == "Linear"
-
-
-@pytest.mark.parametrize("wrap", [eqxjit.filter_jit, eqxjit.freeze])
-def test_a_shape_for_an_array_is_named(wrap):
-    fun = wrap(lambda x, y: jnp.sin(x) + y)
-    for shape in ((4, 2), [4]):
-        with pytest.raises(TypeError) as raised:
-            fun.compile(shape, 1.0)
-        note = raised.value.__notes__[-1]
-        assert f"`x` is the {type(shape).__name__} {shape}" in note
-        assert f"jax.ShapeDtypeStruct({(*shape,)}, jnp.float32)" in note
-    with pytest.raises(TypeError) as raised:
-        fun.compile("four", 1)
-    assert not [note for note in raised.value.__notes__ if "ShapeDtypeStruct" in note]

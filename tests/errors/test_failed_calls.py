@@ -184,17 +184,3 @@ def test_without_arrays_or_within_another(divide, nested):
             with pytest.raises(FloatingPointError, match=r"encountered in (div|log)"):
                 f()
     assert f.cache_info().entries == 1
-
-
-def test_arguments_that_were_donated():
-    """JAX can't run them again: still a `FloatingPointError`, and not one about deleted arrays."""
-    f = eqxjit.filter_jit(lambda x: jnp.log(x) + 1, donate="all", max_traces=1)
-    with debugging(DEBUGS["jax_debug_infs"]):
-        for _ in range(CALLS):
-            with pytest.raises(FloatingPointError, match="without `donate`"):
-                f(BAD + 0)
-            f(GOOD + 0)
-        deleted = GOOD + 0
-        f(deleted)
-        with pytest.raises((RuntimeError, ValueError), match="`x` has been deleted"):
-            f(deleted)

@@ -49,10 +49,8 @@ CALLED = {
     "first": ((FLAG, X), {}),
     "a keyword": ((X,), {"second": FLAG}),
     "rest": ((X, X, X, {"k": [X, FLAG]}), {}),
-    "options": ((X,), {"mode": X, "flags": {"a": FLAG}}),
     "a named tuple": ((X, Pair(X, FLAG)), {}),
     "a dataclass": ((nodes.Record([X, FLAG], 1), X), {}),
-    "unnamed": ((nodes.Bag("label", X, {"a": FLAG}),), {}),
     "a default dict": ((collections.defaultdict(list, z=X, a=FLAG),), {}),
     "a number as key": (({1: X, 2: FLAG},), {}),
 }
@@ -91,11 +89,12 @@ def test_arrays_of_the_function_itself():
     model = Model([Layer(1, X), Layer(1, FLAG)])
     for f, args, argument in (
         (eqxjit.filter_jit(model), (X,), "fun.layers[1].weight"),
-        (eqxjit.filter_jit(model.plain), (X,), "self.layers[1].weight"),
+        (eqxjit.filter_jit(model.plain), (X,), "fun.__self__.layers[1].weight"),
+        (eqxjit.filter_jit(lambda **options: bool(options["flag"])), {"flag": FLAG}, "flag"),
         (model.jitted, (X,), "self.layers[1].weight"),
         (eqxjit.filter_jit(lambda model, x: model(x)), (model, X), "model.layers[1].weight"),
     ):
-        text = message(f, *args)
+        text = message(f, **args) if type(args) is dict else message(f, *args)
         assert ARGUMENT.findall(text) == [argument]
         assert f" at {__file__}:" in place(text)
     assert place(message(eqxjit.filter_jit(model.plain), X)) == at(Model.plain)

@@ -139,19 +139,15 @@ class _CompiledCallHandler(CallHandler):
                 f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."
             )
         call.entry = self.entry
-        output = self.run(call)
+        result = self.attempt(call, self.run, call)
         if HAS_FAST_PATHS and not self.fasts:
             self.fasts += filter(None, [fast_path(call)])
             link(self.wrapper(), self)
-        return self.combine(output, call)
+        return result
 
     def finish_trace(self, output: Any, call: Call) -> Any:
         # It is compiled, so that this is called for an output of another trace than the first.
         return self.combine(output, call)
-
-    def failed(self, error: BaseException, call: Call) -> None:
-        if isinstance(error, Exception):
-            self.explain(error, call)
 
 
 def lower(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import threading
 import time
 import weakref
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from jax.core import Tracer
 
 from .._compat import ArrayImpl, native, wrapped_by_tracer
 from .._diagnostics import events
-from .._diagnostics.description import Description, describe
+from .._diagnostics.description import ArrayPart, Description, describe
 from .._diagnostics.trace import Trace
 from .._spec.static_key import CONSTANTS
 from .._spec.tree import Spec, arrays_of, count_arrays, split
@@ -30,6 +29,7 @@ class Call:
     - `args`, `kwargs`: the arguments, bound to the function's parameters.
     - `spec`, `arrays`, `statics`: those of `(args, kwargs)`, as `split` returns them.
     - `is_staged`: whether it is lowered rather than run.
+    - `traces`: those that JAX has made in it.
     - `entry`: the entry that serves it, once it is looked up.
     """
 
@@ -42,12 +42,22 @@ class Call:
     arrays: list[Any]
     statics: list[Any]
     is_staged: bool = False
+    traces: list[Trace] = dataclasses.field(default_factory=list)
     entry: "Entry" = dataclasses.field(init=False)
 
     @functools.cached_property
     def description(self) -> Description:
         """The parts of the arguments by their paths, as of before the function changed any."""
         return describe(self)
+
+    @property
+    def array_paths(self) -> tuple[str, ...] | None:
+        """The path of each array; None if the call can't be described."""
+        paths = [row.path for row in self.description if isinstance(row.part, ArrayPart)]
+        if self.function.keeps_arrays:
+            # They are no part of the description, because they are always the same.
+            paths += ["fun"] * len(self.fun_arrays)
+        return tuple(paths) if len(paths) == len(self.flat) else None
 
     @property
     def flat(self) -> list[Any]:
@@ -87,13 +97,10 @@ class OutKey:
     It holds nothing of the user's. `repr` goes into the program's text, which is cached.
     """
 
-    __slots__ = ("__weakref__", "_number")
-
-    def __init__(self, number: int):
-        self._number = number
+    __slots__ = ("__weakref__",)
 
     def __repr__(self) -> str:
-        return str(self._number)
+        return "out"
 
 
 #: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
@@ -134,8 +141,8 @@ class Entry(_Flags):
         self.last_used = 0
         #: The latest trace, which may be compiled in a later call.
         self.latest_trace: Trace | None = None
-        #: Traces that aren't finished.
-        self.traces: list[Trace] = []
+        #: How many traces aren't finished, in all threads.
+        self._n_unfinished = 0
         self._lock = function.table.lock
         self.pending = self.unclassified = False
         #: Whether JAX has compiled a program again, without a trace.
@@ -145,28 +152,26 @@ class Entry(_Flags):
         """Note why it serves no call any more."""
         self.invalidations.append((time.perf_counter(), reason))
 
-    def begin(self, trace: Trace) -> None:
-        """Have all calls go through `finish_trace` until that has been finished."""
+    def begin(self, trace: Trace, call: Call) -> None:
+        """Have all calls go through `finish_trace` until that of the trace has."""
         with self._lock:
-            self.traces.append(trace)
+            call.traces.append(trace)
+            self._n_unfinished += 1
             self.pending = True
 
-    def end(self) -> Trace | None:
-        """Return the trace that this thread has made, for the call that needed it; None if none."""
-        thread = threading.get_ident()
+    def end(self, call: Call) -> Trace | None:
+        """Return the trace that was made in a call, which is finished now; None if none was."""
         with self._lock:
-            # A function that calls itself has others under way.
-            ended = [t for t in self.traces if t._thread == thread and t._is_made is not None]
-            for trace in ended:
-                self.traces.remove(trace)
-        if not ended:
+            traces, call.traces = call.traces, []
+            self._n_unfinished -= len(traces)
+        if not traces:
             return None
-        events.finish(self, ended[-1])
-        if ended[-1]._is_made:
+        events.finish(self, traces[-1])
+        if traces[-1]._is_made:
             # One that became part of an outer program has no program yet.
             self.unclassified = True
-            self.latest_trace = ended[-1]
-        return ended[-1]
+            self.latest_trace = traces[-1]
+        return traces[-1]
 
     def classify(self, can_raise: bool | None) -> None:
         """Note whether a program can raise; None if there was none to be read."""
@@ -174,7 +179,7 @@ class Entry(_Flags):
             if can_raise is not None:
                 self.must_wait = self.must_wait or can_raise
                 self.unclassified = False
-            self.pending = bool(self.traces)
+            self.pending = self._n_unfinished > 0
 
     def wait_for(self, output: Output) -> None:
         """Wait until a program has run that can raise, so that its error is raised here."""
@@ -217,15 +222,11 @@ class Entry(_Flags):
         return self.outs[next(iter(output))] if type(output) is dict else self.out
 
     def _key_of(self, new: Out) -> OutKey | None:
-        """Return the key of an `Out`, one that there is if it serves; None for the first."""
+        """Return the key of an `Out`; None if the first one serves."""
         # Without a lock, because comparing specs may run a user's `==`; another thread may be
         # first.
         if new.is_as(self.__dict__.setdefault("out", new)):
             return None
-        for ref in self.outs.keyrefs():
-            key = ref()
-            if key is not None and new.is_as(self.outs[key]):
-                return key
-        key = OutKey(len(self.outs) + 1)
+        key = OutKey()
         self.outs[key] = new
         return key

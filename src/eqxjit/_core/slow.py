@@ -17,16 +17,9 @@ from .._places import trim, trimming
 from .._spec.tree import arrays_of, as_array, combine, is_transformed, split
 from .._text import switch
 from .entry import Call, Entry, Output
-from .errors import (
-    array_error,
-    note_shapes,
-    note_tracers,
-    raise_instead,
-    raise_named,
-    runtime_error,
-)
+from .errors import array_error, raise_instead, raise_named, runtime_error
 from .table import Function, Table
-from .traced import NotInFlight, argument_names, is_disabled, make, new_entry
+from .traced import NotInFlight, is_disabled, make, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
@@ -94,27 +87,21 @@ class CallHandler:
         if is_disabled():
             # Nothing is traced: what the function returns is described for this call alone.
             call.entry = new_entry(call)
-            return self.combine(self.run(call), call)
-        # This compares static objects.
-        entry = call.entry = table.find(call.spec) or table.add(new_entry(call))
-        result = self.finish_trace(self.run(call), call)
+            return self.attempt(call, self.run, call)
+        entry = self.find_entry(call)
+        result = self.attempt(call, self.run, call)
         # While something is pending, each call would leave a fast path for `finish_fast`.
         if HAS_FAST_PATHS and not entry.pending:
-            fast = fast_path(call) if table.wants_fast(entry) else None
-            if fast is not None:
+            if table.wants_fast(entry) and (fast := fast_path(call)) is not None:
                 table.add_fast(fast)
             if native is None:
                 self.link()
         return result
 
-    def run(self, call: Call) -> Output:
-        """Return what the entry's jitted function returns, once it is there if it can raise."""
-        __tracebackhide__ = True
-        entry = call.entry
-        output = self.attempt(call, make, call, entry.jitted, *map(as_array, call.flat))
-        if entry.must_wait or is_transformed(output):
-            self.attempt(call, entry.wait_for, output)
-        return output
+    def find_entry(self, call: Call) -> Entry:
+        """Return the entry of a call, a new one if there is none; this compares static objects."""
+        call.entry = self.table.find(call.spec) or self.table.add(new_entry(call))
+        return call.entry
 
     def attempt(self, call: Call, action: Callable[..., Any], *args: Any) -> Any:
         """Return what a part of a call returns; if it raises, drop what the call left behind."""
@@ -124,6 +111,15 @@ class CallHandler:
         except BaseException as error:
             self.failed(error, call)
             raise
+
+    def run(self, call: Call) -> Any:
+        """Return the result of a call's program, once that has run if it can raise."""
+        __tracebackhide__ = True
+        entry = call.entry
+        output = make(call, entry.jitted, *map(as_array, call.flat))
+        if entry.must_wait or is_transformed(output):
+            entry.wait_for(output)
+        return self.finish_trace(output, call)
 
     def finish_trace(self, output: Output, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
@@ -137,7 +133,7 @@ class CallHandler:
             table.n_hits += 1
             return self.combine(output, call)
         # None also where another thread traces: this call waited for it, within JAX.
-        trace = entry.end()
+        trace = entry.end(call)
         table.n_hits += trace is None
         jaxpr = lowered = can_raise = None
         # A transformed program is a part of another one, which can't be read. So is one that is
@@ -150,7 +146,7 @@ class CallHandler:
             table.history.recompile(call)
         entry.is_recompiled = False
         try:
-            self.attempt(call, entry.wait_for, output)
+            entry.wait_for(output)
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
@@ -199,7 +195,7 @@ class CallHandler:
     def finish_fast(self, output: Output, call: Call) -> Any:
         __tracebackhide__ = True
         with trimming:
-            return self.finish_trace(output, call)
+            return self.attempt(call, self.finish_trace, output, call)
 
     def failed_fast(self, error: BaseException, call: Call) -> None:
         """Raise what the jitted function raised in a fast path, or a clearer error."""
@@ -228,9 +224,9 @@ class CallHandler:
         """Return a call, what `stage(jitted)` makes of its arrays, and the trace if it made one."""
         __tracebackhide__ = True
         call, table = self.take_apart(args, kwargs, is_staged=True), self.table
-        entry = call.entry = table.find(call.spec) or table.add(new_entry(call))
+        entry = self.find_entry(call)
         staged = self.attempt(call, make, call, stage(entry.jitted), *call.flat)
-        trace = entry.end()
+        trace = entry.end(call)
         # There is no program yet: the first call reads it.
         entry.classify(None)
         if trace is not None:
@@ -243,7 +239,7 @@ class CallHandler:
         """Drop what a call that raised left behind, and raise a clearer error if there is one."""
         __tracebackhide__ = True
         entry, table = call.entry, self.table
-        trace = entry.end()
+        trace = entry.end(call)
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
         if trace is not None and trace._is_made:
@@ -251,20 +247,11 @@ class CallHandler:
         # Or an entry that serves nobody would count, and might take the place of one that does.
         table.drop_untraced(entry)
         if isinstance(error, Exception) and (trace is None or trace._is_made):
-            self.explain(error, call)
-        if call.is_staged:
-            note_shapes(error, call.function.signature.named(call.args, call.kwargs))
-
-    def explain(self, error: Exception, call: Call) -> None:
-        """Raise a clearer error than JAX's, if there is one."""
-        __tracebackhide__ = True
-        raise_instead(runtime_error(error))
-        # Under `jax.disable_jit` it is the function's.
-        names = None if is_disabled() else argument_names(call)
-        if names is not None:
-            arrays = [*zip(names, call.flat, strict=True)]
-            note_tracers(error, arrays)
-            raise_instead(array_error(error, arrays))
+            raise_instead(runtime_error(error))
+            # Under `jax.disable_jit` it is the function's.
+            paths = None if is_disabled() else call.array_paths
+            if paths is not None:
+                raise_instead(array_error(error, zip(paths, call.flat, strict=True)))
 
 
 def _program(call: Call) -> tuple[Any, Any]:

@@ -1,7 +1,6 @@
 """The function that JAX traces for one entry, in the middle of whatever call needs it."""
 
 import inspect
-import re
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,6 @@ import jax
 
 from .._compat import debug_info, is_staging, is_tracing, native
 from .._diagnostics import events
-from .._diagnostics.description import ArrayPart, describe_trees
 from .._fast.signature import Signature
 from .._places import stub_at
 from .._spec.tree import combine, count_arrays, has_tracers
@@ -87,7 +85,7 @@ class TracedFunction:
             entry = self.entry_ref()
             call = None if entry is None else in_flight(entry)
             if call is not None:
-                self._debug_info = debug_info(self._source, argument_names(call))
+                self._debug_info = debug_info(self._source, call.array_paths)
         return self._debug_info
 
     def __call__(self, *leaves: Any) -> Any:
@@ -100,7 +98,6 @@ class TracedFunction:
             return _trace(entry, call, leaves)
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced; and with
         # `jax_debug_nans` JAX runs the function that made a NaN again, on the arrays themselves.
-        _check_not_donated(self.__name__, leaves)
         return entry.describe(_run(entry, call, leaves), call.all_statics)
 
 
@@ -108,7 +105,7 @@ def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     table = call.function.table
     # Before the user's code runs: it may raise.
     trace = table.history.begin(call)
-    entry.begin(trace)
+    entry.begin(trace, call)
     is_made = False
     try:
         with events.tracing(entry, trace):
@@ -135,18 +132,6 @@ def is_disabled() -> bool:
     return jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
-def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
-    """Raise JAX's error for a NaN where JAX can't find it, because the arrays are gone."""
-    config: Any = jax.config
-    if is_disabled() or not (config.jax_debug_nans or config.jax_debug_infs):
-        return
-    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
-        raise FloatingPointError(
-            f"invalid value (nan or inf) encountered in the output of `{name}`. Which operation "
-            "made it can't be found, because the arguments were donated: call it without `donate`."
-        )
-
-
 def new_entry(call: Call) -> Entry:
     """Return a new entry for a call's structure, not yet traced."""
     function, donate = call.function, call.function.options.donate
@@ -163,35 +148,6 @@ def new_entry(call: Call) -> Entry:
     # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
     entry.jitted = jax.jit(traced, donate_argnums=range(first, last), **jit_arguments)
     return entry
-
-
-_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
-_INDEX = re.compile(r"<flat index ([^>]+)>")
-
-
-def argument_names(call: Call) -> tuple[str, ...] | None:
-    """Return the paths of all arrays of a call, in JAX's order, as JAX writes them.
-
-    They hold nothing of the user's. None if the call can't be described.
-    """
-    function, signature = call.function, call.function.signature
-    rows = [*call.description]
-    if call.fun_arrays and function.keeps_arrays:
-        # They are no part of the description, because they are always the same.
-        rows += describe_trees([("fun", function.spec, function.combine(call.fun_arrays))])
-    names = signature.path_names(len(call.args))
-    names += [*map(signature.keyword_path, sorted(call.kwargs)), "fun"]
-    paths: list[str] = []
-    name = root = ""
-    for row in rows:
-        if not row.around:
-            root, name = row.path, names.pop(0)
-        if isinstance(row.part, ArrayPart):
-            path = _ADDRESS.sub("...", name + row.path[len(root) :])
-            # A bound method of a Module.
-            path = re.sub(r"^fun\.__self__\b", "self", path) if name == "fun" else path
-            paths.append(_INDEX.sub(r"\1", path))
-    return tuple(paths) if len(paths) == call.entry.n_arrays else None
 
 
 def currently_jitting() -> bool:

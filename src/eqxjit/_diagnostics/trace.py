@@ -1,7 +1,6 @@
 """The record of one trace: what was traced, for which call, why, how long it took, how large."""
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -84,7 +83,6 @@ class Trace:
     _is_again: bool = False
     # Whether the user's function returned, and what it returned was read; None until then.
     _is_made: bool | None = None
-    _thread: int = dataclasses.field(default_factory=threading.get_ident)
     _begun: float = dataclasses.field(default_factory=time.perf_counter)
     _hits: int = 0
     # How many of JAX's phases were under way in its thread when it began.
