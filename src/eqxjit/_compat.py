@@ -73,19 +73,6 @@ else:
     connect = _called.__set__
 
 
-class TypeNamedForChex(type):
-    """A metaclass whose classes chex takes for jitted functions, by a word in their names."""
-
-    def __repr__(cls) -> str:
-        return f"<class '{cls.__module__}.{cls.__qualname__}', a PjitFunction>"
-
-
-class CallableBySlot(Dispatcher, metaclass=TypeNamedForChex):
-    """A callable without a frame of its own: `connect` gives it what it calls."""
-
-    __slots__ = ()
-
-
 # --- Types ------------------------------------------------------------------------------------
 
 try:

@@ -1,6 +1,5 @@
 """Ahead of time: `f.lower(...)`, its `compile()`, and calls of what that returns."""
 
-import copy
 import logging
 import re
 
@@ -68,15 +67,6 @@ def test_what_a_compiled_function_refuses(filter_jit):
             with pytest.raises(TypeError, match="compiled"):
                 compiled(bad)
         assert_same(compiled(X), X * 2)
-
-
-def test_a_copy_of_a_compiled_function():
-    compiled = eqxjit.filter_jit(lambda x, n: x * n).lower(X, 3).compile()
-    copied = copy.copy(compiled)
-    for _ in range(CALLS):
-        assert_same((compiled(X, 3), copied(X, n=3)), (X * 3, X * 3))
-    assert copied is not compiled
-    assert copied.compiled is compiled.compiled
 
 
 @both

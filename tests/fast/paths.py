@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import eqxjit
-from eqxjit._compat import CallableBySlot
+from eqxjit._compat import Dispatcher
 from eqxjit._core.traced import new_entry
 from eqxjit._fast.make import PythonFast, fast_path, link
 from eqxjit._spec.tree import combine
@@ -119,7 +119,7 @@ class Path:
 
 def linked(caller: Any, fast: Any) -> Any:
     """A wrapper that tries one fast path."""
-    wrapper = CallableBySlot()
+    wrapper = Dispatcher()
     caller.fasts = [fast]
     link(wrapper, caller)
     return wrapper

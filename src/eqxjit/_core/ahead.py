@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._compat import CallableBySlot, connect, may_raise
+from .._compat import Dispatcher, connect, may_raise
 from .._diagnostics import events
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._fast.make import fast_path, link
@@ -74,7 +74,7 @@ class Lowered:
         return Compiled(self._handler, entry, self._description, self._bound)
 
 
-class Compiled(CallableBySlot):
+class Compiled(Dispatcher):
     """A compiled function for one call's structure, shapes and static arguments.
 
     Call it like the function itself. It is as fast as a warm call.
@@ -87,24 +87,18 @@ class Compiled(CallableBySlot):
     - JAX's error, if an array has another shape or dtype.
     """
 
-    __slots__ = ("__weakref__", "_bound", "_handler", "compiled")
+    __slots__ = ("__weakref__", "_handler", "compiled")
 
     def __init__(
         self, handler: CallHandler, entry: Entry, description: Any, bound: tuple[Any, ...]
     ):
         self.compiled: jax.stages.Compiled = entry.jitted
-        self._bound = bound
         if bound:
             unbound = Compiled(handler, entry, description, ())
             self._handler = unbound._handler
             connect(self, functools.partial(unbound, *bound))
         else:
             self._handler = _CompiledCallHandler(handler, entry, description, self)
-
-    def __copy__(self) -> "Compiled":
-        # Not by its slots: a handler fills the one wrapper that it has.
-        mine = self._handler
-        return type(self)(mine, mine.entry, mine.description, self._bound)
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._handler, self._handler.description)}>"

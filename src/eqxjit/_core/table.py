@@ -93,7 +93,6 @@ class Table:
         self.linked: set[weakref.ref[Any]] = set()
         #: Of calls of the slow path, and of fast paths that were removed.
         self.n_hits = 0
-        self._n_slow = 0
         self._clock = itertools.count()
 
     def find(self, spec: Spec) -> Entry | None:
@@ -148,14 +147,12 @@ class Table:
             self.history.restart()
 
     def wants_fast(self, entry: Entry) -> bool:
-        """Return whether an entry should get a fast path now."""
-        with self.lock:
-            fasts = self.fasts[:]
-            # Making one takes as long as some calls of the slow path.
-            self._n_slow += len(fasts) >= MAX_FAST
-            return self._n_slow % _CALLS_PER_TURN == 0 and all(
-                fast.entry is not entry for fast in fasts
-            )
+        """Return whether an entry that was found or added just now should get a fast path."""
+        fasts = self.fasts[:]
+        # Making one takes as long as some calls of the slow path.
+        if len(fasts) >= MAX_FAST and entry.last_used % _CALLS_PER_TURN:
+            return False
+        return all(fast.entry is not entry for fast in fasts)
 
     def add_fast(self, fast: Any) -> None:
         """Put a fast path before all others, unless its entry was dropped meanwhile."""
@@ -265,8 +262,6 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
         hint = ""
         if isinstance(fun, (classmethod, property)):
             hint = f" Put `@{type(fun).__name__}` above `@filter_jit`."
-        elif inspect.ismodule(fun):
-            hint = " Name the function in the module."
         raise TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")
     spec, arrays, statics = split_named(fun, lambda: [("fun", fun)])
     return Function(fun, spec, statics, options), tuple(arrays)

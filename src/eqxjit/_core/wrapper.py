@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 from jax.tree_util import GetAttrKey, register_pytree_node, register_pytree_with_keys
 
-from .._compat import MISSING, CallableBySlot, TypeNamedForChex
+from .._compat import MISSING, Dispatcher
 from .._diagnostics.description import WRAPPERS
 from .._diagnostics.trace import Trace
 from .._places import trimming
@@ -180,14 +180,14 @@ class _Jitted(Generic[P, T]):
         try:
             return hash((self._wrapper._function, *jax.tree.leaves(self)))
         except TypeError as error:
-            raise TypeError(
-                f"`{self!r}` can't be hashed, because it holds something unhashable ({error}). If "
-                "a JAX function must hash it, as `jax.lax.scan` or `switch`, pass a lambda that "
-                "calls it."
-            ) from None
+            error.add_note(
+                "If a JAX function must hash this jitted function, as `jax.lax.scan` or `switch`, "
+                "pass a lambda that calls it."
+            )
+            raise
 
 
-class JitFunction(_Jitted[P, T], CallableBySlot):
+class JitFunction(_Jitted[P, T], Dispatcher):
     """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
 
     __slots__ = ("__dict__", "__weakref__", "_handler")
@@ -229,31 +229,19 @@ class JitFunction(_Jitted[P, T], CallableBySlot):
 
     # Not `__reduce__`, to which the protocol isn't passed.
     def __reduce_ex__(self, protocol: Any) -> Any:
-        found = self._found_by_name()
-        if found is None:
+        name = self._function.signature.qualname
+        module = sys.modules.get(self._function.attributes.get("__module__", ""))
+        try:
+            found = operator.attrgetter(name)(module)
+        except AttributeError:
+            found = None
+        if type(found) is not JitFunction or found != self:
             return _blank, (), (self.__wrapped__, self._function.options)
-        if protocol < 4:
-            # Names of attributes are resolved by pickling what has them: this, without end.
-            return self._function.signature.qualname
-        # A function, which a pickler takes by name or by value as it would the user's.
-        return _blank, (), found._content
+        # Below 4 names of attributes are resolved by pickling what has them: this, without end.
+        return name if protocol < 4 else (_blank, (), found._content)
 
     def __setstate__(self, state: Any) -> None:
         type(self).__init__(self, *take_apart(*getattr(state, "content", state)))
-
-    def _found_by_name(self) -> "JitFunction[P, T] | None":
-        """Return the equal wrapper that a pickler finds by the function's name, if there is one."""
-        module = sys.modules.get(self._function.attributes.get("__module__", ""))
-        try:
-            found = operator.attrgetter(self._function.signature.qualname)(module)
-        except AttributeError:
-            return None
-        is_equal = (
-            type(found) is JitFunction
-            and found._function == self._function
-            and all(map(operator.is_, found._handler.fun_arrays, self._handler.fun_arrays))
-        )
-        return found if is_equal else None
 
     @property
     def _content(self) -> types.FunctionType:
@@ -271,7 +259,7 @@ def _blank() -> JitFunction[..., Any]:
     return JitFunction.__new__(JitFunction)
 
 
-class BoundJitFunction(_Jitted[P, T], functools.partial[T], metaclass=TypeNamedForChex):
+class BoundJitFunction(_Jitted[P, T], functools.partial[T]):
     """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
 
     A `functools.partial`, so that it is made and called in C; and a pytree.
