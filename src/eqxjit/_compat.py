@@ -439,16 +439,3 @@ def has_host_callback(lowering: Any) -> bool:
     """Return whether a lowered program calls Python, so that JAX never caches it in a file."""
     arguments = getattr(lowering, "compile_args", None)
     return bool(arguments and arguments.get("host_callbacks"))
-
-
-def compiled_source(frame: Any) -> str:
-    """Return the file of the function that JAX traces, lowers or compiles, from a frame outwards.
-
-    Its events tell names alone. Empty in a release that keeps the jaxpr under another name.
-    """
-    while frame is not None:
-        source = source_of(frame.f_locals.get("jaxpr"))
-        if source is not None:
-            return source[1]
-        frame = frame.f_back
-    return ""

@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import jax.scipy
 
-from .._compat import compiled_source
-from .._places import JAX_FILES, innermost_line
+from .._places import innermost_line
 from .._text import bytes_text, times
 from .events import listeners
 from .html import block, paragraph, table
 from .size import MANY_BYTES, Program
-from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
+from .timeline import ReportSpan, chrome_trace, spans_of
 from .trace import COMPILING, Seconds, TraceList
 
 # The latest.
@@ -27,6 +28,12 @@ _MAX_EVENTS = 100_000
 
 # Fewer operations outside of any jit aren't worth a note.
 _MANY_OPERATIONS = 10
+# Where JAX's operations are. Its events tell names alone: a function of the user's under `jax.jit`
+# that has the name of one counts, too. That is rare, and the line that is named is right.
+_OPERATIONS = (
+    *(jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random),
+    *(jax.scipy.linalg, jax.scipy.special),
+)
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
@@ -99,65 +106,68 @@ class ReportRow(NamedTuple):
         return [f"{self.function}: {note}" for note in notes]
 
 
-def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> ReportRow:
-    seconds = Seconds()
+def _rows(spans: list[ReportSpan]) -> list[ReportRow]:
+    """Return a row for each function, the costliest first."""
+    by_function: dict[str, list[ReportSpan]] = defaultdict(list)
     for span in spans:
-        spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
-        setattr(seconds, span.phase, spent)
-    # A program that is compiled for another device has no trace, nor has JAX's function.
-    traces = _traces_of(spans)
-    programs = [program for trace in traces if (program := trace.program) is not None]
-    found = [each.cause for trace in traces for each in (*trace.differences, *trace.recompiled)]
-    reasons = Counter(found).most_common(1)
-    return ReportRow(
-        function=function,
-        traces=max(len(traces), sum([span.phase == COMPILING for span in spans])),
-        seconds=seconds,
-        share=seconds.total / total_seconds if total_seconds else 0.0,
-        persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
-        program=max(programs, key=lambda program: program.equations, default=None),
-        reason="".join([f"{cause} ({times(n)})" if n > 1 else str(cause) for cause, n in reasons]),
-    )
+        by_function[span.function].append(span)
+    rows, total_seconds = list[ReportRow](), _total_seconds(spans) or 1.0
+    for function, those in by_function.items():
+        seconds = Seconds()
+        for span in those:
+            spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
+            setattr(seconds, span.phase, spent)
+        # A program that is compiled for another device has no trace, nor has JAX's function.
+        traces = _traces_of(those)
+        programs = [program for trace in traces if (program := trace.program) is not None]
+        causes = Counter([d.cause for t in traces for d in (*t.differences, *t.recompiled)])
+        [(cause, n)] = causes.most_common(1) or [("", 1)]
+        row = ReportRow(
+            function=function,
+            traces=max(len(traces), sum([span.phase == COMPILING for span in those])),
+            seconds=seconds,
+            share=seconds.total / total_seconds,
+            persistent_cache_hits=sum([span.from_persistent_cache for span in those]),
+            program=max(programs, key=lambda program: program.equations, default=None),
+            reason=f"{cause} ({times(n)})" if n > 1 else cause,
+        )
+        rows.append(row)
+    return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
+
+
+def _total_seconds(spans: list[ReportSpan]) -> float:
+    return sum([span.seconds for span in spans if span.depth == 0])
 
 
 def _traces_of(spans: list[ReportSpan]) -> TraceList:
     return TraceList(dict.fromkeys(span.trace for span in spans if span.trace is not None))
 
 
-def _total_seconds(spans: list[ReportSpan]) -> float:
-    return sum([span.seconds - span.nested_seconds for span in spans])
-
-
-def _rows(spans: list[ReportSpan]) -> list[ReportRow]:
-    """Return a row for each function, the costliest first."""
-    total = _total_seconds(spans)
-    by_function: dict[str, list[ReportSpan]] = defaultdict(list)
-    for span in spans:
-        by_function[span.function].append(span)
-    rows = [_row(name, those, total) for name, those in by_function.items()]
-    return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
-
-
 def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
     """Return remarks on operations outside of any function, and on functions that stand out."""
-    return [*_note_on_operations(spans), *[note for row in rows for note in row.notes()]]
-
-
-def _note_on_operations(spans: list[ReportSpan]) -> list[str]:
-    total = _total_seconds(spans)
-    # Phases of one function come one after another.
-    spans = [span for span in spans if span.depth == 0 and span.called_by]
-    seconds, n = sum([s.seconds for s in spans]), sum([s.phase == COMPILING for s in spans])
-    if n < _MANY_OPERATIONS or seconds < total / 4:
-        return []
+    notes = [note for row in rows for note in row.notes()]
     by_line: dict[Any, float] = defaultdict(float)
+    n = 0
     for span in spans:
-        by_line[span.called_by] += span.seconds
-    line, function = max(by_line, key=by_line.__getitem__)
-    return [
-        f"{seconds / total:.0%} of the time went into {n} operations outside of any jit, most "
-        f"of all by {line} (`{function}`): call them in a jitted function."
-    ]
+        # Phases of one function come one after another.
+        if span.depth == 0 and span.called_by and _is_operation(span.function):
+            by_line[span.called_by] += span.seconds
+            n += span.phase == COMPILING
+    share = sum(by_line.values()) / (_total_seconds(spans) or 1.0)
+    if n >= _MANY_OPERATIONS and share >= 0.25:
+        line, function = max(by_line, key=by_line.__getitem__)
+        note = (
+            f"{share:.0%} of the time went into {n} operations outside of any jit, most of all by "
+            f"{line} (`{function}`): call them in a jitted function."
+        )
+        notes.insert(0, note)
+    return notes
+
+
+def _is_operation(name: str) -> bool:
+    # JAX's jitted helpers are called `_threefry_split`, say, and some primitives `scatter-add`.
+    names = name, name.replace("-", "_")
+    return name.startswith("_") or any(not vars(m).keys().isdisjoint(names) for m in _OPERATIONS)
 
 
 def check_report_path(path: pathlib.Path) -> None:
@@ -168,8 +178,8 @@ def check_report_path(path: pathlib.Path) -> None:
 class CompileReport:
     """The report of what was compiled within a `compile_report`; up to date at any time.
 
-    `str(report)` is the table; `report.rows` its rows, the costliest first; `report.spans` the
-    timeline. In a notebook it shows as both.
+    `str(report)` is the table, which a notebook shows as HTML; `report.rows` its rows, the
+    costliest first; `report.spans` the timeline.
     """
 
     def __init__(self) -> None:
@@ -204,8 +214,8 @@ class CompileReport:
 
         **Arguments:**
 
-        - `path`: the file. `.html` gives a page with the timeline, the table, and the reason for
-            each trace; `.json` a Chrome trace, which Perfetto and `chrome://tracing` open.
+        - `path`: the file. `.html` gives a page with the table and the reason for each trace;
+            `.json` a timeline as a Chrome trace, which Perfetto and `chrome://tracing` open.
 
         **Raises:**
 
@@ -220,43 +230,38 @@ class CompileReport:
             text = _PAGE.format(self._repr_html_() + (traces._repr_html_() if traces else ""))
         path.write_text(text, encoding="utf-8")
 
-    def _repr_html_(self) -> str:
+    def _shown(self) -> tuple[str, list[list[str]], list[str]]:
+        """Return a title, the headings and rows of a table, and notes."""
         spans = self.spans
         rows = _rows(spans)
         if not rows:
-            return block("<p>Nothing was compiled.</p>")
-        title = f"<p><b>{_total_seconds(spans):.3g} s of tracing, lowering and compiling</b></p>"
-        cells = [(row.function, *_columns(row).values(), row.reason) for row in rows]
-        headings = ("function", *_columns(rows[0]), "traced again for")
-        notes = map(paragraph, _notes(spans, rows))
-        return block(title, timeline_html(spans), table(headings, cells), *notes)
+            return "Nothing was compiled.", [[]], []
+        title = f"In all, {_total_seconds(spans):.3g} s of tracing, lowering and compiling"
+        columns = [_columns(row) for row in rows]
+        cells = [[*columns[0]], *[[*each.values()] for each in columns]]
+        return title, cells, _notes(spans, rows)
+
+    def _repr_html_(self) -> str:
+        title, (headings, *rows), notes = self._shown()
+        return block(f"<p><b>{title}</b></p>", table(headings, rows), *map(paragraph, notes))
 
     def __repr__(self) -> str:
-        spans = self.spans
-        rows = _rows(spans)
-        if not rows:
-            return "Nothing was compiled."
-        cells = [[*_columns(rows[0])], *[[*_columns(row).values()] for row in rows]]
-        # With two spaces before each column.
-        widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
-        headings, *numbers = ["".join(map(str.rjust, row, widths)) for row in cells]
+        title, cells, notes = self._shown()
+        lines = [title]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)][1:]
         # Texts come last, as in Python's profiles: they may be of any length.
-        lines = [
-            f"In all, {_total_seconds(spans):.3g} s of tracing, lowering and compiling",
-            f"{headings}  function, and why it was traced again",
-        ]
-        for row, text in zip(rows, numbers, strict=True):
-            lines.append(f"{text}  {row.function}")
-            if row.reason:
-                lines.append(f"{'':>{len(text)}}    {row.reason}")
-        return "\n".join([*lines, *_notes(spans, rows)])
+        for text, *numbers in filter(None, cells):
+            line = "".join([f"  {number:>{n}}" for number, n in zip(numbers, widths, strict=True)])
+            lines.append(f"{line}  {text}".replace("\n", f"\n{'':{len(line) + 4}}"))
+        return "\n".join([*lines, *notes])
 
 
 def _columns(row: ReportRow) -> dict[str, str]:
-    """Return the text of each column of numbers, by its heading."""
+    """Return the text of each column, by its heading."""
     memory = row.program and row.program.memory
     arguments, outputs, _, temporaries = map(bytes_text, memory) if memory else [""] * 4
     return {
+        "function, and why it was traced again": f"{row.function}\n{row.reason}".rstrip(),
         "traces": str(row.traces),
         "trace s": f"{row.seconds.tracing:.3f}",
         "lower s": f"{row.seconds.lowering:.3f}",
@@ -279,9 +284,8 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
         start = time.perf_counter() - begun - seconds
         thread = threading.current_thread()
         span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
-        frame = sys._getframe(1)
-        if record is None and compiled_source(frame).startswith(JAX_FILES):
-            span = span._replace(called_by=innermost_line(frame))
+        if record is None:
+            span = span._replace(called_by=innermost_line(sys._getframe(1)))
         report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)
@@ -301,7 +305,7 @@ def compile_report() -> Iterator[CompileReport]:
     up.
 
     It yields a `CompileReport`, with `rows`, `spans` and `save`, which can be read at any time. In
-    a notebook the cell shows the table and the timeline as HTML.
+    a notebook the cell shows the table as HTML.
 
     !!! example
 

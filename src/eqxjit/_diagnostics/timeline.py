@@ -1,21 +1,12 @@
 """The timeline of a report: what was traced, lowered and compiled when, and why."""
 
 import collections
-import html
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .._places import Caller
-from .trace import COMPILING, LOWERING, TRACING, Trace
-
-# How many spans a page shows, the longest.
-_MAX_SHOWN = 3_000
-
-_COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
-_BAR = "white-space:nowrap;overflow:hidden;color:#111111;border-radius:2px;background-color:"
+from .trace import Trace
 
 
 class ReportSpan(NamedTuple):
@@ -96,60 +87,3 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
         place = {"pid": pid, "tid": threads[span.thread]}
         events.append({"name": name, "cat": span.phase, "ph": "X", **times, **place, "args": args})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def timeline_html(spans: Sequence[ReportSpan]) -> str:
-    """Return a flame chart of spans: a lane for each thread, a row for each level of nesting."""
-    shown = sorted(sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:], key=_start)
-    times, places = _scale(spans)
-    parts = [f"<p>{times[-1] - times[0]:.3g} s from the first trace to the last program."]
-    for phase, colour in _COLOURS.items():
-        parts.append(f' <span style="{_BAR}{colour}">&ensp;{phase}&ensp;</span>')
-    parts.append("</p>")
-    lanes = sorted({(span.thread, span.depth) for span in shown})
-    for thread, depth in lanes:
-        if depth == 0:
-            parts.append(f'<div style="padding-top:8px">{html.escape(thread)}</div>')
-        parts.append('<div style="clear:both;height:18px;overflow:hidden">')
-        cursor = 0.0
-        for span in [span for span in shown if (span.thread, span.depth) == (thread, depth)]:
-            start, end = np.interp((span.start, span.end), times, places)
-            margin = max(0.0, round(start - cursor, 3))
-            width = max(0.0, round(end - cursor - margin, 3))
-            # As it is written: what is rounded doesn't add up.
-            cursor += margin + width
-            style = f"float:left;margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR}"
-            parts.append(
-                f'<div class="bar" style="{style}{_COLOURS[span.phase]}" '
-                f'title="{html.escape(_text(span))}">{html.escape(span.function)}</div>'
-            )
-        parts.append("</div>")
-    return "".join(parts)
-
-
-def _text(span: ReportSpan) -> str:
-    text = f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"
-    if span.from_persistent_cache:
-        text += "\nfrom JAX's persistent cache"
-    if span.trace is not None:
-        text += f"\ntrace {span.trace.number}: {span.reason}\ncalled at {span.trace.call_site}"
-    return text
-
-
-def _start(span: ReportSpan) -> float:
-    return span.start
-
-
-def _scale(spans: Sequence[ReportSpan]) -> tuple[list[float], Any]:
-    """Return times, and where each is from 0 to 100, without those when nothing was compiled."""
-    times: list[float] = []
-    for span in sorted(spans, key=_start):
-        if not times or span.start > times[-1]:
-            times += [span.start, span.start]
-        times[-1] = max(times[-1], span.end)
-    lengths = np.diff(times)
-    # Nobody would see the rest beside a long wait for data, say.
-    lengths[1::2] = 0
-    places = np.cumsum([0.0, *lengths])
-    # A bit less, because a row of more than 100 % would break.
-    return times, places * (99.99 / max(places[-1], 1e-9))
