@@ -398,13 +398,13 @@ def trace_configuration() -> dict[str, Any]:
 
 
 def stack_of(traceback: Any) -> tuple[tuple[Any, int], ...]:
-    """Return the stack of JAX's traceback: each code, outside in, with an instruction's offset."""
+    """Return the stack of JAX's traceback: each code, inside out, with an instruction's offset."""
     try:
         codes, offsets = traceback.raw_frames()
     except AttributeError:
         # Another release's; or the equation has none.
         return ()
-    return tuple(zip(codes[::-1], offsets[::-1], strict=True))
+    return tuple(zip(codes, offsets, strict=True))
 
 
 def source_of(jaxpr: Any) -> tuple[str, str, int] | None:

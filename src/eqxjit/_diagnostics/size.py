@@ -1,15 +1,17 @@
 """The size of a program: its equations, the lines and loops that make them, and its large arrays.
 
 Each equation knows the stack on which it was made: code objects, and an instruction of each. Where
-the bytecode of one jumps back around the instruction, it is in a loop. That is unrolled if the
-stacks of successive equations come to one line in it many times.
+the bytecode of one jumps back around the instruction, it is in a loop. That is unrolled if there
+are equations from one stack in it many times, with others in between, or all alike.
 """
 
-import collections
 import dis
+import functools
+import itertools
 import math
 import os
 import types
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,15 +19,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._compat import has_host_callback, memory_of, source_of, stack_of
 from .._places import OUR_FILES, is_users, location
-from .._text import bytes_text, times
+from .._text import bytes_text
 from .description import array_text
 
 # Smaller programs have neither lines nor notes.
 _MANY_EQUATIONS = 200
 # A loop is unrolled if it is passed so often, and makes a quarter of the equations.
 _MANY_PASSES = 8
-# Of those lines that make a tenth, so many are listed.
-_MAX_LINES = 5
 #: Smaller arrays aren't listed, nor more of them.
 MANY_BYTES = 2**20
 _MAX_ARRAYS = 3
@@ -35,6 +35,7 @@ _SCAN = (
     "scan over that), or `jax.vmap` where the steps don't depend on each other"
 )
 _DIFFRAX = os.path.join("diffrax", "")
+_INLINED = "inlined"
 # By a part of the path of a library's file: what helps if its loop, or anything of it, is large.
 _IN_LIBRARIES = {
     os.path.join("equinox", "nn", ""): (
@@ -111,26 +112,19 @@ def program_of(jaxpr: Any, lowering: Any) -> Program:
 
     What is nested twice counts twice, as it is compiled twice.
     """
-    n, n_bytes, parts, calls_python = 0, 0, [jaxpr.jaxpr], has_host_callback(lowering)
-    # It grows while it is gone through. Not by recursion, because loops may be nested deeply.
-    for part in parts:
-        n += len(part.eqns)
-        for equation in part.eqns:
-            n_bytes = max([n_bytes, *[_bytes(v.aval) for v in equation.outvars]])
-            parts += _nested(equation)
-    arrays = lines = loops = notes = ()
-    if n >= _MANY_EQUATIONS or n_bytes >= MANY_BYTES:
-        reader = _Reader(jaxpr.jaxpr)
-        arrays = reader.largest_arrays()
-        if n >= _MANY_EQUATIONS:
-            lines, (loops, notes) = reader.listed(n), reader.notes(n, calls_python)
+    reader = _Reader(jaxpr.jaxpr)
+    n, calls_python = reader.n.total(), has_host_callback(lowering)
+    lines = loops = notes = ()
+    if n >= _MANY_EQUATIONS:
+        lines, (loops, notes) = reader.lines(n), reader.notes(n, calls_python)
+    arrays = sorted(reader.arrays, key=lambda each: (-each.bytes, each.line))[:_MAX_ARRAYS]
     ins, outs = [
-        collections.Counter([(str(v.aval), _bytes(v.aval)) for v in variables])
+        Counter([(str(v.aval), _bytes(v.aval)) for v in variables])
         for variables in (jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars)
     ]
     saves = sum([count * size for (_, size), count in (ins & outs).items()])
-    what = n, lines, loops, notes, arrays, saves
-    return Program(*what, calls_python, memory_in(lowering))
+    what = n, lines, loops, notes, tuple(arrays), saves, calls_python
+    return Program(*what, memory_in(lowering))
 
 
 def _bytes(aval: Any) -> int:
@@ -150,236 +144,189 @@ def _nested(equation: Any) -> Iterator[Any]:
 # --- Stacks -----------------------------------------------------------------------------------
 
 
-class _Code:
-    """A code object on a stack, and the loops in it."""
+class _Frame(NamedTuple):
+    """A line on a stack: of the user's, or of a library that there is advice for.
 
-    def __init__(self, code: types.CodeType):
-        self.code = code
-        self.name = code.co_qualname.rpartition("<locals>.")[2]
-        self.is_users = is_users(code.co_filename)
-        libraries = () if self.is_users else _IN_LIBRARIES
-        self.library = next((part for part in libraries if part in code.co_filename), "")
-        ends: dict[int, int] = {}
-        if not _JUMPS_BACK.isdisjoint(code.co_code[::2]):
-            for each in dis.get_instructions(code):
-                if each.opcode in _JUMPS_BACK:
-                    # Of several to one place, as by `continue`, the last is the end of the loop.
-                    ends[each.argval] = each.offset
-        #: How often it is on one stack, at most.
-        self.n_calls = 0
-        #: The offsets between which the bytecode jumps back, outside in.
-        self.loops = sorted(ends.items(), key=lambda loop: loop[0] - loop[1])
+    Or a jitted function of the user's that is inlined there.
+    """
 
-    def loops_around(self, offset: int) -> list[int]:
-        """Return where the loops around an instruction begin, outside in."""
-        return [start for start, end in self.loops if start <= offset <= end]
-
-    def line(self, offset: int) -> int:
-        lines = [line for start, end, line in self.code.co_lines() if start <= offset < end]
-        return next(filter(None, lines), self.code.co_firstlineno)
-
-    def place(self, offset: int) -> str:
-        return location(self.code.co_filename, self.line(offset))
+    #: Empty for the user's lines, a key of `_IN_LIBRARIES`, or `_INLINED`.
+    kind: str
+    #: As `train.py:12`; empty for libraries.
+    where: str
+    #: As `policy:12`.
+    name: str = ""
+    #: Where the loops around it begin, outside in.
+    loops: tuple[str, ...] = ()
 
 
+_Stack = tuple[_Frame, ...]
 _JUMPS_BACK = {code for name, code in dis.opmap.items() if "JUMP" in name and "BACKWARD" in name}
 
 
-class _Line:
-    """A place in the code, on the stack of the one that calls it, and its equations."""
-
-    def __init__(self, around: Any, code: _Code, offset: int):
-        self.around = around
-        self.code = code
-        self.offset = offset
-        self.calls: dict[tuple[int, int], _Line] = {}
-        self.n = 0
-        #: The user's lines down to here, and the innermost one of them.
-        self.path: tuple[str, ...] = around.path if around else ()
-        self.where: str = around.where if around else "a library"
-        if code.is_users:
-            self.path += (f"{code.name}:{code.line(offset)}",)
-            self.where = code.place(offset)
+def _frame_at(code: types.CodeType, offset: int) -> _Frame | None:
+    """Return the line of an instruction; None in other libraries."""
+    filename, kind = code.co_filename, ""
+    if not is_users(filename):
+        kind = next((part for part in _IN_LIBRARIES if part in filename), None)
+    if kind is None:
+        return None
+    starts = [start for start, end in _loops_in(code) if start <= offset <= end]
+    loops = tuple([location(filename, _line_of(code, start)) for start in starts])
+    if kind:
+        return _Frame(kind, "", loops=loops)
+    line, name = _line_of(code, offset), code.co_qualname.rpartition("<locals>.")[2]
+    return _Frame("", location(filename, line), f"{name}:{line}", loops)
 
 
-# A loop is the line around it, its code, and where it begins.
-_Loop = tuple[_Line, _Code, int]
+@functools.lru_cache(maxsize=1024)
+def _loops_in(code: types.CodeType) -> list[tuple[int, int]]:
+    """Return the offsets between which the bytecode jumps back, outside in."""
+    ends: dict[int, int] = {}
+    for each in dis.get_instructions(code):
+        if each.opcode in _JUMPS_BACK:
+            # Of several to one place, as by `continue`, the last is the end of the loop.
+            ends[each.argval] = each.offset
+    return sorted(ends.items(), key=lambda loop: loop[0] - loop[1])
+
+
+def _line_of(code: types.CodeType, offset: int) -> int:
+    lines = [line for start, end, line in code.co_lines() if start <= offset < end]
+    return next(filter(None, lines), code.co_firstlineno)
+
+
+def _parts(stack: _Stack) -> list[tuple[str, str]]:
+    """Return the loops and libraries that a line is in, outside in: where each is, and its kind."""
+    where, parts = "a library", list[tuple[str, str]]()
+    for frame in stack:
+        where = frame.where or where
+        if frame.kind in (_DIFFRAX, _INLINED):
+            parts.append((where, frame.kind))
+        parts += [(where if frame.kind else loop, frame.kind) for loop in frame.loops]
+    return parts
 
 
 class _Reader:
     """The equations of a jaxpr, by the stacks on which they were made."""
 
     def __init__(self, jaxpr: Any):
-        self.codes: dict[int, _Code] = {}
-        #: Each after that which calls it. The first stands for all.
-        self.lines = [_Line(None, _Code(dis.dis.__code__), 0)]
-        # How often a loop passed each line.
-        self.passes: dict[_Loop, Any] = collections.defaultdict(collections.Counter)
-        # Of jitted functions of the user's: how often each is used, and its equations.
-        self.n_uses: collections.Counter[str] = collections.Counter()
-        self.n_inlined: collections.Counter[str] = collections.Counter()
-        self.made: dict[Any, tuple[Any, _Line]] = {}
-        self.outputs = {*map(id, jaxpr.outvars)}
-        parts: list[Any] = [(jaxpr, self.lines[0], (), 1)]
-        for part in parts:
-            parts += self._read(*part)
+        self._frames: dict[tuple[int, int], _Frame | None] = {}
+        self.n: Counter[_Stack] = Counter()
+        #: The large ones.
+        self.arrays: set[MadeArray] = set()
+        # How often each loop is passed.
+        self._passes: Counter[tuple[str, str]] = Counter()
+        # How often each jitted function of the user's is inlined.
+        self._n_inlined: Counter[str] = Counter()
+        self._read(jaxpr, (), None, 1)
 
-    def _read(self, jaxpr: Any, around: _Line, within: tuple[str, ...], n: int) -> list[Any]:
-        """Read a jaxpr that is used `n` times; return the jaxprs in it, in the same way."""
-        source = source_of(jaxpr) if around.around else None
-        stacks: dict[Any, list[_Line]] = {}
-        loops: dict[tuple[int, int], _Loop | None] = {}
-        parts: collections.Counter[tuple[Any, ...]] = collections.Counter()
-        # Of an equation without a traceback.
-        before = stacks[None] = []
-        primitive, run = None, 0
-        for equation in jaxpr.eqns:
-            traceback = equation.source_info.traceback
-            stack = stacks.get(traceback)
-            if stack is None:
-                stack = stacks[traceback] = self._stack(traceback, around, source)
-            pair = id(before), id(stack)
-            if pair not in loops:
-                loops[pair] = _loop_between(before, stack)
-            loop = loops[pair]
-            line = stack[-1] if stack else around
-            # The parts of one operation have one stack, too, but are hardly so many alike.
-            run = run + 1 if stack is before and equation.primitive is primitive else 0
-            # The way back of a gradient goes through all lines again, from the last one.
-            if loop and "transpose(" not in str(equation.source_info.name_stack):
-                n_passes = self.passes[loop][line]
-                self.passes[loop][line] = max(n_passes, run) if stack is before else n_passes + 1
-            before, primitive = stack, equation.primitive
-            line.n += n
-            nested = [*_nested(equation)]
-            for each in nested:
-                jitted = source_of(each) if "name" in equation.params else None
-                inside = within
-                if jitted and is_users(jitted[1]):
-                    inside = (*within, f"`{jitted[0]}` ({location(*jitted[1:])})")
-                    self.n_uses[inside[-1]] += n
-                parts[each, line, inside] += n
-            # The outputs of others are those of an equation in them.
-            if not nested or primitive.name == "scan":
+    def _read(self, jaxpr: Any, around: _Stack, source: Any, n: int) -> None:
+        """Read a jaxpr that is used `n` times on a stack.
+
+        `source` is the function that JAX traced for it: None for that under `filter_jit`.
+        """
+        stacks: dict[Any, _Stack] = {None: around}
+        visits: Counter[Any] = Counter()
+        nested: Counter[tuple[Any, _Stack]] = Counter()
+        for traceback, group in itertools.groupby(jaxpr.eqns, lambda e: e.source_info.traceback):
+            equations = [*group]
+            if traceback not in stacks:
+                stacks[traceback] = around + self._own_stack(traceback, source)
+            stack = stacks[traceback]
+            self.n[stack] += n * len(equations)
+            # The way back of a gradient goes through all lines again, and so does what
+            # `jax.checkpoint` computes again.
+            names = str(equations[0].source_info.name_stack)
+            if "transpose(" not in names and "rematted" not in names:
+                visits[traceback] += 1
+                # The parts of one operation have one stack, too, but are hardly all alike.
+                alike = min(Counter([equation.primitive for equation in equations]).values())
+                for loop in _parts(stack)[-1:]:
+                    self._passes[loop] = max(self._passes[loop], visits[traceback], alike)
+            for equation in equations:
+                for each in _nested(equation):
+                    inlined, jitted = (), source_of(each) if "name" in equation.params else None
+                    if jitted and is_users(jitted[1]):
+                        inlined = (_Frame(_INLINED, f"`{jitted[0]}` ({location(*jitted[1:])})"),)
+                        self._n_inlined[inlined[0].where] += n
+                    nested[each, stack + inlined] += n
                 for variable in equation.outvars:
-                    if _bytes(variable.aval) >= MANY_BYTES:
-                        self.made[id(variable)] = variable.aval, line
-        for label in within:
-            self.n_inlined[label] += n * len(jaxpr.eqns)
-        return [(*part, count) for part, count in parts.items()]
+                    size = _bytes(variable.aval)
+                    # What a jaxpr returns is an output of the equation around, if of any.
+                    if size >= MANY_BYTES and variable not in jaxpr.outvars:
+                        text = array_text(variable.aval.dtype, variable.aval.shape)
+                        lines = [frame.where for frame in stack if not frame.kind]
+                        self.arrays.add(MadeArray(text, size, (lines or ["a library"])[-1]))
+        for (each, stack), count in nested.items():
+            self._read(each, stack, source_of(each), count)
 
-    def _stack(self, traceback: Any, around: _Line, source: Any) -> list[_Line]:
-        """Return the lines of a traceback, outside in, within the function that was traced."""
-        stack, calls = [around], collections.Counter[_Code]()
-        for code, offset in _below(stack_of(traceback), source):
-            # Which keeps the code alive, and so its number.
-            if id(code) not in self.codes:
-                self.codes[id(code)] = _Code(code)
-            shared = self.codes[id(code)]
-            if shared.is_users:
-                calls[shared] += 1
-                shared.n_calls = max(shared.n_calls, calls[shared])
-                # Of a function that calls itself, the innermost call.
-                codes = [line.code for line in stack[1:]]
-                stack = stack[: codes.index(shared) + 1] if shared in codes else stack
-            calling = stack[-1]
-            if (id(code), offset) not in calling.calls:
-                calling.calls[id(code), offset] = _Line(calling, shared, offset)
-                self.lines.append(calling.calls[id(code), offset])
-            stack.append(calling.calls[id(code), offset])
-        return stack[1:]
+    def _own_stack(self, traceback: Any, source: Any) -> _Stack:
+        """Return the part of a traceback within the function that JAX traced, outside in."""
+        frames: list[_Frame | None] = []
+        for code, offset in stack_of(traceback):
+            if (id(code), offset) not in self._frames:
+                self._frames[id(code), offset] = _frame_at(code, offset)
+            frames.append(self._frames[id(code), offset])
+            if source:
+                is_traced = (code.co_filename, code.co_firstlineno) == source[1:]
+            else:
+                # Ours, which calls the function under `filter_jit`.
+                is_traced = code.co_name == "_run" and code.co_filename.startswith(OUR_FILES)
+            if is_traced:
+                return tuple([frame for frame in reversed(frames) if frame])
+        # What JAX traced for an earlier call came from elsewhere.
+        return ()
 
     # --- What is reported ---------------------------------------------------------------------
 
-    def largest_arrays(self) -> tuple[MadeArray, ...]:
-        made = [each for key, each in self.made.items() if key not in self.outputs]
-        found = {
-            MadeArray(array_text(aval.dtype, aval.shape), _bytes(aval), line.where)
-            for aval, line in made
-        }
-        return tuple(sorted(found, key=lambda each: (-each.bytes, each.line))[:_MAX_ARRAYS])
-
-    def listed(self, n: int) -> tuple[str, ...]:
+    def lines(self, n: int) -> tuple[str, ...]:
         """Return the lines that make most equations, each with those that call it."""
-        tree: collections.Counter[tuple[str, ...]] = collections.Counter()
-        for line in self.lines:
-            for i in range(len(line.path)):
-                tree[line.path[: i + 1]] += line.n
+        tree: Counter[tuple[str, ...]] = Counter()
+        for stack, count in self.n.items():
+            # Each once, also of a function that calls itself.
+            path = (*dict.fromkeys([frame.name for frame in stack if frame.name]),)
+            for i in range(len(path)):
+                tree[path[: i + 1]] += count
         large = [(path, count) for path, count in tree.most_common() if count * 10 >= n]
-        below: collections.Counter[tuple[str, ...]] = collections.Counter()
+        below: Counter[tuple[str, ...]] = Counter()
         for path, count in large:
             below[path[:-1]] += count
         # Some calls of a line may stand out, and others not.
         shown = [(path, c) for path, c in large if not below[path] or (c - below[path]) * 4 > n]
-        return tuple([f"{' -> '.join(path)}: {c:,} of {n:,}" for path, c in shown[:_MAX_LINES]])
+        return tuple([f"{' -> '.join(path)}: {c:,} of {n:,}" for path, c in shown])
 
     def notes(self, n: int, calls_python: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return where loops of the user's are unrolled, and what to do about the size."""
         loops: list[str] = []
         notes: list[str] = []
         for (where, kind), count in self._claims().most_common():
-            share = f"{count:,} of {n:,} equations"
-            if kind not in _IN_LIBRARIES and count * 4 >= n and len(loops) < _MAX_LINES:
+            share, n_inlined = f"{count:,} of {n:,} equations", self._n_inlined[where]
+            if not kind and count * 4 >= n:
                 loops.append(where)
-                notes.append(f"the {kind} at {where} is unrolled, and makes {share}: {_SCAN}.")
+                notes.append(f"the loop at {where} is unrolled, and makes {share}: {_SCAN}.")
             # A loop around that comes first.
             elif kind in _IN_LIBRARIES and count * 2 >= n and not loops:
                 also = ", and so does `throw=False`" if calls_python and kind == _DIFFRAX else ""
                 notes.append(f"{where} makes {share}, and {_IN_LIBRARIES[kind]}{also}.")
-        for label, count in self.n_inlined.most_common():
-            if self.n_uses[label] >= _MANY_PASSES and count * 4 >= n:
+            elif kind == _INLINED and count * 4 >= n and n_inlined >= _MANY_PASSES:
                 notes.append(
-                    f"{label} is inlined {times(self.n_uses[label])}, and makes {count:,} of "
-                    f"{n:,} equations: `jax.jit` within a jitted function saves none."
+                    f"{where} is inlined {n_inlined} times, and makes {share}: `jax.jit` within a "
+                    "jitted function saves none."
                 )
         return tuple(loops), tuple(notes)
 
-    def _claims(self) -> "collections.Counter[tuple[str, str]]":
-        """Return the equations of each place that has a kind of loop, or of a library."""
-        found: collections.Counter[tuple[str, str]] = collections.Counter()
-        # Of each line, with those around it; and how often it was passed.
-        claims: dict[_Line, set[tuple[str, str]]] = {self.lines[0]: set()}
-        passes = {self.lines[0]: 1}
-        for line in self.lines[1:]:
-            code, new, n_around = line.code, set[tuple[str, str]](), passes[line.around]
-            for start in code.loops_around(line.offset):
-                n_passes = max(self.passes.get((line.around, code, start), {line: 0}).values())
+    def _claims(self) -> Counter[tuple[str, str]]:
+        """Return the equations of each unrolled loop, inlined function, and use of a library."""
+        found: Counter[tuple[str, str]] = Counter()
+        for stack, count in self.n.items():
+            # Outside in, which is their order where one has as many equations as another.
+            claims: dict[tuple[str, str], int] = {}
+            n_around = 1
+            for where, kind in _parts(stack):
+                n_passes = self._passes[where, kind]
                 # In each pass of the loop around it.
-                if n_passes >= _MANY_PASSES * n_around:
-                    if code.is_users:
-                        n_around = n_passes
-                        new.add((code.place(start), "loop"))
-                    elif code.library:
-                        new.add((line.where, code.library))
-            if code.n_calls >= _MANY_PASSES:
-                new.add((code.place(0), "recursion"))
-            if code.library == _DIFFRAX:
-                new.add((line.where, code.library))
-            passes[line], claims[line] = n_around, claims[line.around] | new
-            for claim in claims[line] if line.n else ():
-                found[claim] += line.n
+                if n_passes >= _MANY_PASSES * n_around or kind in (_DIFFRAX, _INLINED):
+                    claims[where, kind] = count
+                n_around = n_around if kind else max(n_around, n_passes)
+            found.update(claims)
         return found
-
-
-def _below(stack: Any, source: tuple[str, str, int] | None) -> Any:
-    """Return the part of a stack from the function with that source on, or from our call of it."""
-    files = [(code.co_filename, code.co_firstlineno) for code, _ in stack]
-    for i in range(len(stack) - 1, -1, -1):
-        if stack[i][0].co_name == "_run" and files[i][0].startswith(OUR_FILES):
-            stack, files = stack[i + 1 :], files[i + 1 :]
-            break
-    if source is None:
-        return stack
-    # What JAX traced for an earlier call came from elsewhere.
-    return stack[files.index(source[1:]) :] if source[1:] in files else ()
-
-
-def _loop_between(before: list[_Line], stack: list[_Line]) -> _Loop | None:
-    """Return the innermost loop around what changed from one equation to the next."""
-    pairs = enumerate(zip(before, stack, strict=False))
-    # What is below that is another call.
-    depth = next((i for i, (old, new) in pairs if old is not new), len(stack))
-    for line in reversed(stack[: depth + 1]):
-        for start in line.code.loops_around(line.offset)[-1:]:
-            return line.around, line.code, start
-    return None
