@@ -194,7 +194,7 @@ def describe(call: Any) -> Description:
     if described is not None:
         return described
     args, specs, keys = call.spec[3][3:], call.spec[4][3:], sorted(call.kwargs)
-    names = function.signature.path_names(len(args))
+    names = function.signature.paths(len(args))
     named = [*zip(names, args, call.args, strict=True)]
     named += [(key, spec, call.kwargs[key]) for key, spec in zip(keys, specs, strict=True)]
     if fun_arrays:

@@ -5,7 +5,7 @@ CPython does it: what is generated has the user's signature.
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import Parameter
 from typing import Any
 
@@ -30,7 +30,7 @@ _FORWARDED = "{0}", "{0}", "*{0}", "{0}={0}", "**{0}"
 class Signature:
     """The parameters of a user's function.
 
-    - `name`, `qualname`: what error messages call the function.
+    - `name`, `qualname`: what error messages call the function; `label`: what a list calls it.
     - `called`: what Python's error for a wrong call names, before `()`.
     - `location`: where it is defined; None if it isn't written in Python.
     - `parameters`: the user's parameters, without annotations, all defaults `absent`; where the
@@ -47,6 +47,7 @@ class Signature:
             signature = _ANYTHING
         self.name = name
         self.qualname = qualname
+        self.label = qualname.rpartition("<locals>.")[2]
         # The name of a class alone, of which the function is an instance, reads as its constructor.
         wrapper = wrapper or ("" if inspect.isroutine(fun) else "filter_jit")
         self.called = f"{wrapper}({self.label})" if wrapper else qualname
@@ -59,11 +60,6 @@ class Signature:
             ]
         )
         self.values = "".join([f"{parameter.name}, " for parameter in self.parameters])
-
-    @property
-    def label(self) -> str:
-        """The function's name in a list: the qualified one, where that is short."""
-        return self.qualname.rpartition("<locals>.")[2]
 
     @functools.cached_property
     def keywords_by_position(self) -> tuple[str | None, ...]:
@@ -117,25 +113,22 @@ class Signature:
         """Return the source of the arguments that pass a call on to another of this signature."""
         return [_FORWARDED[p.kind].format(p.name) for p in self.parameters]
 
-    def path_names(self, n_args: int) -> list[str]:
-        """Return the name of each positional argument of a bound call, for error messages."""
+    def paths(self, n_args: int, keywords: Iterable[str] = ()) -> list[str]:
+        """Return how JAX names each argument of a bound call: positional ones, then keywords."""
         names: list[str] = []
+        others, by_name = "", set[str]()
         for parameter in self.parameters:
-            if parameter.kind <= Parameter.POSITIONAL_OR_KEYWORD:
-                names.append(parameter.name)
-            elif parameter.kind == Parameter.VAR_POSITIONAL:
-                names.extend(f"{parameter.name}[{i}]" for i in range(n_args - len(names)))
-        return names[:n_args]
+            name, kind = parameter.name, parameter.kind
+            if kind <= Parameter.POSITIONAL_OR_KEYWORD:
+                names.append(name)
+            elif kind == Parameter.VAR_POSITIONAL:
+                names.extend(f"{name}[{i}]" for i in range(n_args - len(names)))
+            elif kind == Parameter.VAR_KEYWORD:
+                others = name
+            if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+                by_name.add(name)
+        return names[:n_args] + [k if k in by_name else f"{others}[{k!r}]" for k in keywords]
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """Return each argument of a bound call with the name that the user gave it."""
-        return [*zip(self.path_names(len(args)), args, strict=True), *kwargs.items()]
-
-    def keyword_path(self, name: str) -> str:
-        """Return the path by which JAX names an argument that is passed by its name."""
-        for parameter in self.parameters:
-            if parameter.kind == Parameter.VAR_KEYWORD:
-                return f"{parameter.name}[{name!r}]"
-            if parameter.name == name and parameter.kind != Parameter.POSITIONAL_ONLY:
-                break
-        return name
+        return [*zip(self.paths(len(args)), args, strict=True), *kwargs.items()]
