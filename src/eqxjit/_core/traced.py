@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from .._compat import debug_info, is_staging, is_tracing, native
+from .._compat import debug_info, is_staging, native
 from .._diagnostics import events
 from .._fast.signature import Signature
 from .._places import stub_at
@@ -94,7 +94,7 @@ class TracedFunction:
         if entry is None or call is None:
             raise NotInFlight
         # Without arrays, no tracer shows whether this is a trace.
-        if has_tracers(leaves) or (not leaves and is_tracing() and not is_disabled()):
+        if has_tracers(leaves) or (not leaves and is_staging() and not is_disabled()):
             return _trace(entry, call, leaves)
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced; and with
         # `jax_debug_nans` JAX runs the function that made a NaN again, on the arrays themselves.
