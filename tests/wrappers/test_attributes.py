@@ -70,9 +70,8 @@ def test_bad_options_are_refused_by_name(option):
 @both
 def test_an_unknown_option_is_named(filter_jit):
     for wrap in (filter_jit, lambda fun, **options: filter_jit(**options)(fun)):
-        with pytest.raises(TypeError, match="max_trace") as raised:
+        with pytest.raises(TypeError, match="max_trace"):
             wrap(documented, inline=True, max_trace=1)
-        assert filter_jit is eqx.filter_jit or "`max_traces`" in str(raised.value)
 
 
 # --- Arguments of `jax.jit` are passed on -----------------------------------------------------

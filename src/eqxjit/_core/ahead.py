@@ -144,14 +144,6 @@ class _CompiledCallHandler(CallHandler):
         return self.combine(output, call)
 
 
-def lower(
-    handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any], bound: tuple[Any, ...] = ()
-) -> Lowered:
-    """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
-    __tracebackhide__ = True
-    return Lowered(handler, handler.stage(lambda jitted: jitted.lower, args, kwargs), bound)
-
-
 def _shown(handler: CallHandler, description: Any) -> str:
     arguments = textwrap.shorten(str(description), 100, placeholder=" ...")
     return f"{handler.function.signature.label}({arguments})"

@@ -167,10 +167,8 @@ def currently_jitting() -> bool:
         ```python
         >>> import jax
         >>> from eqxjit import currently_jitting
-        >>> currently_jitting()
-        False
-        >>> bool(jax.jit(lambda x: x & currently_jitting())(True))
-        True
+        >>> currently_jitting(), bool(jax.jit(lambda x: x & currently_jitting())(True))
+        (False, True)
 
         ```
     """

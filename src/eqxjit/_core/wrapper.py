@@ -18,7 +18,7 @@ from .._diagnostics.description import WRAPPERS
 from .._diagnostics.trace import Trace
 from .._places import trimming
 from .._text import short
-from .ahead import CompileCost, Lowered, lower
+from .ahead import CompileCost, Lowered
 from .options import Donate, JitOptions, Options, check_options
 from .slow import CallHandler
 from .table import CacheInfo, Function, take_apart
@@ -76,7 +76,9 @@ class _Jitted(Generic[P, T]):
         A `Lowered`, with `as_text()`, `lowered` (JAX's) and `compile()`.
         """
         with trimming:
-            return lower(self._wrapper._handler, (*self._bound, *args), kwargs, self._bound)
+            handler = self._wrapper._handler
+            staged = handler.stage(lambda jitted: jitted.lower, (*self._bound, *args), kwargs)
+            return Lowered(handler, staged, self._bound)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile for arguments like these ahead of time.
@@ -103,8 +105,6 @@ class _Jitted(Generic[P, T]):
             >>> from eqxjit import filter_jit
             >>> f = filter_jit(lambda x, n: x * n)
             >>> cost = f.compile(jax.ShapeDtypeStruct((4,), jnp.float32), 3)
-            >>> cost.seconds > 0
-            True
             >>> _ = f(jnp.ones(4), 3)
             >>> f.cache_info().traces
             1
@@ -117,42 +117,26 @@ class _Jitted(Generic[P, T]):
         return CompileCost(lowered.seconds, compiled.executable_bytes)
 
     def cache_info(self) -> CacheInfo:
-        """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`.
-
-        !!! example
-
-            ```python
-            >>> import jax.numpy as jnp
-            >>> from eqxjit import filter_jit
-            >>> f = filter_jit(lambda x, n: x * n)
-            >>> _ = f(jnp.ones(2), 3), f(jnp.ones(2), 3), f(jnp.ones(2), 4), f(jnp.ones(5), 4)
-            >>> f.cache_info()
-            CacheInfo(entries=2, traces=3, maxsize=1024, hits=1)
-
-            ```
-        """
+        """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`."""
         return self._wrapper._function.table.info()
 
     def traces(self) -> list[Trace]:
-        """Return the record of each trace, the oldest first: its arguments, reason and time.
+        """Return the record of each trace: its arguments, reason and time.
 
         **Returns:**
 
-        The latest 256 traces since the cache was last cleared, by all wrappers of this function
-        under these options. A list, which shows as a table in a notebook.
+        A list of the latest 256 traces, the oldest first, since the cache was last cleared, by all
+        wrappers of this function under these options. In a notebook it shows as a table.
 
         !!! example
 
             ```python
             >>> import jax.numpy as jnp
             >>> from eqxjit import filter_jit
-            >>> @filter_jit
-            ... def power(x, n):
-            ...     return x**n
-            >>> _ = power(jnp.ones(2), 3), power(jnp.ones(2), 4)
-            >>> power.traces()[1]
-            <trace 2 of power(x: float32[2], n=4) at ...:1: static value changed: `n` was 3, is 4;
-            ... s (tracing ..., lowering ..., compiling ...)>
+            >>> f = filter_jit(lambda x, n: x**n)
+            >>> _ = f(jnp.ones(2), 3), f(jnp.ones(2), 4)
+            >>> f.traces()[1].reason
+            'static value changed: `n` was 3, is 4'
 
             ```
         """
@@ -163,12 +147,9 @@ class _Jitted(Generic[P, T]):
         self._wrapper._function.table.clear()
 
     def specialized_source(self) -> str | None:
-        """Return the source of the fast path of the latest call, in Python.
+        """Return the source of the latest call's fast path in Python, also if C makes the call.
 
-        **Returns:**
-
-        Python source, also if C makes the call. `None` if there is no fast path, or if the
-        tree is too large for generated Python.
+        `None` if there is none, or if the tree is too large for generated Python.
         """
         return self._wrapper._handler.source()
 
