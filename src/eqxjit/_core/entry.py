@@ -203,22 +203,16 @@ class Entry(_Flags):
             here = places.get(id(value), [-1])
             slots.append(here.pop(0) if len(here) > 1 else here[0])
         new_ones = [v if slot < 0 else None for v, slot in zip(found, slots, strict=True)]
-        key = self._key_of(Out(spec, tuple(new_ones), tuple(slots)))
+        new = Out(spec, tuple(new_ones), tuple(slots))
         # A program without an output could not be waited for.
         arrays = arrays or [jnp.zeros((), bool)]
-        if key is not None:
-            return {key: arrays}
-        return arrays[0] if len(arrays) == 1 else arrays
-
-    def out_of(self, output: Output) -> Out:
-        return self.outs[next(iter(output))] if type(output) is dict else self.out
-
-    def _key_of(self, new: Out) -> OutKey | None:
-        """Return the key of an `Out`; None if the first one serves."""
         # Without a lock, because comparing specs may run a user's `==`; another thread may be
         # first.
         if new.is_as(self.__dict__.setdefault("out", new)):
-            return None
+            return arrays[0] if len(arrays) == 1 else arrays
         key = OutKey()
         self.outs[key] = new
-        return key
+        return {key: arrays}
+
+    def out_of(self, output: Output) -> Out:
+        return self.outs[next(iter(output))] if type(output) is dict else self.out

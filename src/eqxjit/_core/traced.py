@@ -67,16 +67,13 @@ class TracedFunction:
     def __init__(self, signature: Signature, entry: Entry):
         self.__name__ = self.__qualname__ = signature.name
         self.entry_ref = weakref.ref(entry)
-        self._source = "_".join(signature.name.split()) or "function"
+        self._source = signature.name
         self._debug_info: Any = None
         site = signature.location
         if site is not None:
             self._source += f" at {site.filename}:{site.line}"
             # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
             self.__code__ = stub_at(site)
-
-    def __repr__(self) -> str:
-        return self._source
 
     @property
     def __fun_debug_info__(self) -> Any:
@@ -153,8 +150,7 @@ def new_entry(call: Call) -> Entry:
 def currently_jitting() -> bool:
     """Return whether operations are being traced into a program right now, rather than executed.
 
-    Answers as Equinox's (private) `currently_jitting` does, in about a hundredth of the time
-    (`python -m bench startup` measures both).
+    Answers as Equinox's (private) `currently_jitting` does, in about a hundredth of the time.
 
     **Returns:**
 

@@ -200,10 +200,6 @@ class JitFunction(_Jitted[P, T], Dispatcher):
         donate = self._function.options.donate
         return f"filter_jit({name})" if donate == "none" else f"filter_jit({name}, {donate=})"
 
-    # A copy needs another handler, because one fills what it calls into one wrapper.
-    def __copy__(self) -> "JitFunction[P, T]":
-        return type(self)(self._function, self._handler.fun_arrays)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction[P, T]":
         # The static half is shared, and with it what is compiled.
         return type(self)(self._function, copy.deepcopy(self._handler.fun_arrays, memo))
@@ -334,9 +330,9 @@ def filter_jit(
 ) -> Any:
     """Compile a function: JAX and NumPy arrays in its arguments are traced, all else is static.
 
-    A drop-in replacement for `equinox.filter_jit` with faster calls. It compiles `f(x, 1)`,
-    `f(x, True)` and `f(x, 1.0)` separately, and a call returns before its computation is done,
-    unless the program can raise.
+    A drop-in replacement for `equinox.filter_jit` with faster calls, which return before their
+    computation is done, unless the program can raise. It compiles `f(x, 1)` and `f(x, True)`
+    separately.
 
     **Arguments:**
 
@@ -348,9 +344,8 @@ def filter_jit(
         - `"all-except-first"`: all arrays except those in the first argument.
         - `"warn"`, `"warn-except-first"`: the same, with the warning.
         - `"none"`: no arrays; the default.
-    - `block`: whether each call waits for its computation, as in Equinox. By default a call waits
-        only if the program can raise at runtime, because it holds a callback or a foreign call,
-        such as `eqx.error_if`. A call copies NumPy arrays, which you may overwrite afterwards.
+    - `block`: whether each call waits for its computation, as in Equinox. By default only those
+        do whose program holds a callback, such as `eqx.error_if`, or a foreign call.
     - `maxsize`: how many static structures are kept compiled. Further ones replace the least
         recently used. `None` for no limit.
     - `max_traces`: how many traces are allowed until the cache is cleared, over all wrappers of the
