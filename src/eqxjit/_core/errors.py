@@ -38,9 +38,8 @@ def runtime_error(error: BaseException) -> BaseException | None:
             return None
         message, stack = found[1], []
     # It runs outwards; what is outside of the outermost jitted call, marked by bytes, is left out.
-    marks = [i for i, part in enumerate(stack) if isinstance(part, bytes)]
-    frames = [part for part in stack[: marks[-1] if marks else None] if isinstance(part, str)]
-    shown = "".join(reversed(frames or [part for part in stack if isinstance(part, str)]))
+    end = max([i for i, part in enumerate(stack) if isinstance(part, bytes)], default=len(stack))
+    shown = "".join(reversed([part for part in stack[:end] if isinstance(part, str)]))
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
 
 

@@ -96,20 +96,6 @@ class _Jitted(Generic[P, T]):
         **Returns:**
 
         A `CompileCost`: how long it took, and how large the executable is.
-
-        !!! example
-
-            ```python
-            >>> import jax
-            >>> import jax.numpy as jnp
-            >>> from eqxjit import filter_jit
-            >>> f = filter_jit(lambda x, n: x * n)
-            >>> cost = f.compile(jax.ShapeDtypeStruct((4,), jnp.float32), 3)
-            >>> _ = f(jnp.ones(4), 3)
-            >>> f.cache_info().traces
-            1
-
-            ```
         """
         with trimming:
             lowered = self.lower(*args, **kwargs)
@@ -192,13 +178,9 @@ class JitFunction(_Jitted[P, T], Dispatcher):
 
     def __repr__(self) -> str:
         wrapped = self.__wrapped__
-        name = (
-            self._function.signature.qualname
-            if inspect.isroutine(wrapped)
-            else short(wrapped, _LONGEST_REPR)
-        )
-        donate = self._function.options.donate
-        return f"filter_jit({name})" if donate == "none" else f"filter_jit({name}, {donate=})"
+        is_function = inspect.isroutine(wrapped)
+        name = self._function.signature.qualname if is_function else short(wrapped, _LONGEST_REPR)
+        return f"filter_jit({name})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction[P, T]":
         # The static half is shared, and with it what is compiled.
