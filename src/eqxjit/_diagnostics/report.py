@@ -36,9 +36,8 @@ _OPERATIONS = (
 )
 
 _PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<meta name="viewport" content="width=device-width"><title>What was compiled</title>
-<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1200px">{}
+<meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<title>What was compiled</title>{}
 """
 
 
@@ -122,16 +121,17 @@ def _rows(spans: list[ReportSpan]) -> list[ReportRow]:
         programs = [program for trace in traces if (program := trace.program) is not None]
         causes = Counter([d.cause for t in traces for d in (*t.differences, *t.recompiled)])
         [(cause, n)] = causes.most_common(1) or [("", 1)]
-        row = ReportRow(
-            function=function,
-            traces=max(len(traces), sum([span.phase == COMPILING for span in those])),
-            seconds=seconds,
-            share=seconds.total / total_seconds,
-            persistent_cache_hits=sum([span.from_persistent_cache for span in those]),
-            program=max(programs, key=lambda program: program.equations, default=None),
-            reason=f"{cause} ({times(n)})" if n > 1 else cause,
+        rows.append(
+            ReportRow(
+                function=function,
+                traces=max(len(traces), sum([span.phase == COMPILING for span in those])),
+                seconds=seconds,
+                share=seconds.total / total_seconds,
+                persistent_cache_hits=sum([span.from_persistent_cache for span in those]),
+                program=max(programs, key=lambda program: program.equations, default=None),
+                reason=f"{cause} ({times(n)})" if n > 1 else cause,
+            )
         )
-        rows.append(row)
     return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
 
 
@@ -145,7 +145,6 @@ def _traces_of(spans: list[ReportSpan]) -> TraceList:
 
 def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
     """Return remarks on operations outside of any function, and on functions that stand out."""
-    notes = [note for row in rows for note in row.notes()]
     by_line: dict[Any, float] = defaultdict(float)
     n = 0
     for span in spans:
@@ -153,15 +152,15 @@ def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
         if span.depth == 0 and span.called_by and _is_operation(span.function):
             by_line[span.called_by] += span.seconds
             n += span.phase == COMPILING
+    notes: list[str] = []
     share = sum(by_line.values()) / (_total_seconds(spans) or 1.0)
     if n >= _MANY_OPERATIONS and share >= 0.25:
         line, function = max(by_line, key=by_line.__getitem__)
-        note = (
+        notes.append(
             f"{share:.0%} of the time went into {n} operations outside of any jit, most of all by "
             f"{line} (`{function}`): call them in a jitted function."
         )
-        notes.insert(0, note)
-    return notes
+    return notes + [note for row in rows for note in row.notes()]
 
 
 def _is_operation(name: str) -> bool:
@@ -283,10 +282,9 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
     def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
         start = time.perf_counter() - begun - seconds
         thread = threading.current_thread()
-        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
-        if record is None:
-            span = span._replace(called_by=innermost_line(sys._getframe(1)))
-        report._events.append((threading.get_ident(), span))
+        called_by = innermost_line(sys._getframe(1)) if record is None else None
+        what = function, phase, start, seconds, thread.name, 0, from_cache, record, 0.0, called_by
+        report._events.append((threading.get_ident(), ReportSpan(*what)))
 
     listeners.append(observe)
     try:

@@ -22,7 +22,8 @@ class ReportSpan(NamedTuple):
     - `trace`: the `Trace` that it was for, with the reason for it; `None` for a function that isn't
         under eqxjit's `filter_jit`.
     - `nested_seconds`: how much of `seconds` its nested spans took.
-    - `called_by`: the user's function and line that called an operation outside of any jit.
+    - `called_by`: the user's function and line that called a function without a `trace`, such as an
+        operation outside of any jit.
     """
 
     function: str
@@ -37,11 +38,6 @@ class ReportSpan(NamedTuple):
     called_by: Caller | None = None
 
     @property
-    def end(self) -> float:
-        """When it ended, from the beginning of the report."""
-        return self.start + self.seconds
-
-    @property
     def reason(self) -> str:
         """Why it was made; empty for a function that isn't under `filter_jit`."""
         return "" if self.trace is None else self.trace.reason
@@ -54,16 +50,16 @@ def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
     # out: backwards, each comes right after those that it is nested in.
     around: dict[int, list[int]] = collections.defaultdict(list)
     for thread, span in reversed(events):
-        outer, start = around[thread], span.start
+        outer, start, end = around[thread], span.start, span.start + span.seconds
         # Its middle, because JAX's clock isn't ours.
         while outer and start + span.seconds / 2 <= spans[outer[-1]].start:
             outer.pop()
         if outer:
             parent = spans[outer[-1]]
             start = max(start, parent.start)
-            nested_seconds = parent.nested_seconds + span.end - start
+            nested_seconds = parent.nested_seconds + end - start
             spans[outer[-1]] = parent._replace(nested_seconds=nested_seconds)
-        spans.append(span._replace(start=start, seconds=span.end - start, depth=len(outer)))
+        spans.append(span._replace(start=start, seconds=end - start, depth=len(outer)))
         outer.append(len(spans) - 1)
     return sorted(spans, key=lambda span: (span.start, span.depth))
 
