@@ -6,7 +6,7 @@ import pathlib
 import sys
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,9 +22,6 @@ from .html import block, paragraph, table
 from .size import MANY_BYTES, Program
 from .timeline import ReportSpan, chrome_trace, spans_of
 from .trace import COMPILING, Seconds, TraceList
-
-# The latest.
-_MAX_EVENTS = 100_000
 
 # Fewer operations outside of any jit aren't worth a note.
 _MANY_OPERATIONS = 10
@@ -183,7 +180,7 @@ class CompileReport:
 
     def __init__(self) -> None:
         # With the numbers of their threads, of which several may have one name.
-        self._events: deque[tuple[int, ReportSpan]] = deque(maxlen=_MAX_EVENTS)
+        self._events: list[tuple[int, ReportSpan]] = []
 
     @property
     def rows(self) -> list[ReportRow]:
@@ -202,7 +199,7 @@ class CompileReport:
 
     @property
     def spans(self) -> list[ReportSpan]:
-        """The phases of all functions, by the time at which they began; the latest 100,000.
+        """The phases of all functions, by the time at which they began.
 
         Tracing JAX's operations within a function is part of that function's span.
         """
@@ -280,11 +277,10 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
     begun = time.perf_counter()
 
     def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
-        start = time.perf_counter() - begun - seconds
-        thread = threading.current_thread()
+        when, thread = time.perf_counter() - begun - seconds, threading.current_thread().name
         called_by = innermost_line(sys._getframe(1)) if record is None else None
-        what = function, phase, start, seconds, thread.name, 0, from_cache, record, 0.0, called_by
-        report._events.append((threading.get_ident(), ReportSpan(*what)))
+        span = ReportSpan(function, phase, when, seconds, thread, from_cache, record, called_by)
+        report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)
     try:
