@@ -25,12 +25,6 @@ from .trace import COMPILING, Seconds, TraceList
 
 # Fewer operations outside of any jit aren't worth a note.
 _MANY_OPERATIONS = 10
-# Where JAX's operations are. Its events tell names alone: a function of the user's under `jax.jit`
-# that has the name of one counts, too. That is rare, and the line that is named is right.
-_OPERATIONS = (
-    *(jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random),
-    *(jax.scipy.linalg, jax.scipy.special),
-)
 
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><meta name="color-scheme" content="light dark">
@@ -161,9 +155,19 @@ def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
 
 
 def _is_operation(name: str) -> bool:
+    """Return whether JAX calls an operation so, as its events tell names alone.
+
+    A function of the user's under `jax.jit` that has the name of one, or a private name, counts,
+    too. That is rare, and the line that is named is right.
+    """
+    # Here, because importing SciPy's takes a while.
+    modules = (
+        *(jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random),
+        *(jax.scipy.linalg, jax.scipy.special),
+    )
     # JAX's jitted helpers are called `_threefry_split`, say, and some primitives `scatter-add`.
-    names = name, name.replace("-", "_")
-    return name.startswith("_") or any(not vars(m).keys().isdisjoint(names) for m in _OPERATIONS)
+    public = name.replace("-", "_")
+    return name.startswith("_") or any(public in vars(module) for module in modules)
 
 
 def check_report_path(path: pathlib.Path) -> None:
