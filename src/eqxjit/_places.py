@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import os
 import re
 import sys
@@ -242,15 +241,10 @@ def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:
     return [function.__code__ for function in (fun, *functions)]
 
 
-def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
-    """Return the name of JAX's transformation that a function is, and what it transforms.
-
-    That is a Module also where it is one's method. An empty name and None for other functions.
-    """
-    below = vars(fun).get("__wrapped__")
-    for code in () if below is None else _codes_in(fun):
+def transformation_of(fun: types.FunctionType) -> str:
+    """Return the name of JAX's transformation that a function is; empty for another function."""
+    for code in _codes_in(fun) if "__wrapped__" in vars(fun) else ():
         name, _, rest = code.co_qualname.partition(".")
         if rest and hasattr(jax, name) and code.co_filename.startswith(JAX_FILES):
-            owner = getattr(below, "__self__", None)
-            return name, owner if isinstance(owner, eqx.Module) else inspect.unwrap(fun)
-    return "", None
+            return name
+    return ""

@@ -75,9 +75,9 @@ def test_all_messages_name_lines_so(here, name, caplog, monkeypatch):
     assert str(trace.call_site) == "src/train.py:7"
     assert " at src/train.py:7: " in repr(trace)
     [difference] = trace.differences
-    assert difference.new == "`<lambda>` at src/train.py:5"
-    assert "same code (src/train.py:5)" in difference.remedy
-    assert trace.arguments["model"] == "`<lambda>` at src/train.py:5"
+    assert difference.new == "`make.<lambda>` at src/train.py:5"
+    assert "another object of the same code" in difference.remedy
+    assert trace.arguments["model"] == "`make.<lambda>` at src/train.py:5"
     [row] = [row for row in report.rows if row.function == "f"]
     assert row.program.loops == ("src/train.py:2",)
     assert "for the call at src/train.py:7, in " in caplog.text
@@ -134,8 +134,7 @@ def test_cells_of_a_notebook(setting):
     pytest.importorskip("IPython")
     printed = run(CELLS.format(setting=setting))
     assert "for the call at Cell In[4], line 3, in " in printed
-    assert "is another `<lambda>` at Cell In[3], line 2" in printed
-    assert "the same code (Cell In[3], line 2)" in printed
+    assert "is another `make.<lambda>` at Cell In[3], line 2" in printed
     assert "ipykernel" not in printed
     assert "<ipython" not in printed
 

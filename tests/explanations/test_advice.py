@@ -1,14 +1,12 @@
 """Each remedy, followed to the letter, leads to no further trace; there is none that can't be."""
 
 import collections
-import contextlib
 import dataclasses
 import enum
 import functools
 import importlib.util
 import io
 import itertools
-import pathlib
 import random
 import re
 import sys
@@ -87,7 +85,7 @@ def test_make_a_number_an_array(where, first, second, more):
     f(wrap(first))
     remedy = hint(f, wrap(second))
     code = expression(remedy)
-    assert ("in a field that isn't static" in remedy) == (where == "static field")
+    assert ("in a field that isn't static" in remedy) == ("field" in where)
     names = {"jnp": jnp, "nan": float("nan"), "inf": float("inf")}
     # To the letter.
     arrays = [eval(code.replace("...", repr(n)), {**names, "x": wrap(n)}) for n in more]
@@ -100,12 +98,10 @@ def test_make_a_number_an_array(where, first, second, more):
 
 ARRAYS = {
     "float32": (jnp.float32(1), 2.0, 0),
-    "float32, then a bool": (jnp.float32(1), True, 0),
     "bfloat16": (jnp.bfloat16(1), 2.5, 0),
     "uint8": (jnp.uint8(1), 2, 0),
-    "weak": (jnp.asarray(1.0), 2.0, 0),
+    "weak": (jnp.asarray(1.0), 2.0, 1),
     "int32, then a float": (jnp.int32(1), 2.5, 1),
-    "uint8, then an int that it can't hold": (jnp.uint8(1), 300, 1),
     "another shape": (X, 2.5, 1),
 }
 
@@ -165,13 +161,6 @@ class Holder(eqx.Module):
         return self.forward(x)
 
 
-class Unhashable:
-    __hash__ = None
-
-    def __init__(self, rate):
-        self.rate = rate
-
-
 class Stepper:
     def __init__(self, rate=2.0):
         self.rate = rate
@@ -181,12 +170,6 @@ class Stepper:
 
     def step(self, x):
         return x * self.rate
-
-
-class Slotted:
-    __slots__ = ("rate",)
-
-    __init__, __call__ = Stepper.__init__, Stepper.__call__
 
 
 class StepperModule(eqx.Module):
@@ -311,19 +294,19 @@ def file(i):
 ROWS = {
     # Numbers.
     "numbers in nested lists": passing(
-        "argument",
+        "numbers",
         lambda x: jnp.asarray(x).sum(),
         lambda i: ([[float(i), 2.0 * i], [3.0 * i, 4.0 * i]],),
         lambda i: (jnp.asarray([[float(i), 2.0 * i], [3.0 * i, 4.0 * i]]),),
     ),
     "numbers in a ragged list": passing(
-        "argument",
+        "numbers",
         total,
         lambda i: ([[float(i), 2.0 * i], [3.0 * i], [4.0 * i]],),
         lambda i: (jax.tree.map(jnp.asarray, [[float(i), 2.0 * i], [3.0 * i], [4.0 * i]]),),
     ),
     "numbers in dicts": passing(
-        "argument",
+        "numbers",
         total,
         lambda i: ({"a": [{"b": float(i), "c": i}] * 2},),
         lambda i: (jax.tree.map(jnp.asarray, {"a": [{"b": float(i), "c": i}] * 2}),),
@@ -348,13 +331,13 @@ ROWS = {
         lambda i: eqx.filter_vmap(StepperModule(array(i))),
     ),
     "static field": passing(
-        "static field",
+        "field",
         lambda model: X * (model.config if model.rate is None else model.rate),
         lambda i: (Model(config=float(i)),),
         lambda i: (Model(rate=array(i)),),
     ),
     "wrapped partial of a method": wrapping(
-        "argument of its own",
+        "object",
         lambda i: functools.partial(Stepper(float(i)).step),
         lambda i: lambda_of_rate,
         followed_args=lambda i: (X, array(i)),
@@ -374,17 +357,14 @@ ROWS = {
         lambda i: (Stepper(float(i)).step,),
         lambda i: (StepperModule(array(i)).step,),
     ),
-    "wrapped instance with slots": wrapping(
-        "object", lambda i: Slotted(float(i)), lambda i: StepperModule(array(i))
-    ),
     "partial": passing(
-        "in a partial",
+        "object",
         applied,
         lambda i: (functools.partial(loss, w=float(i)),),
         lambda i: (eqx.Partial(loss, w=array(i)),),
     ),
     "numbers among others": passing(
-        "among others",
+        "numbers",
         lambda tree, numbers=(): total(tree) + total(numbers),
         lambda i: ([float(i)] * 4 + ["a", X],),
         lambda i: (["a", X], jnp.asarray([float(i)] * 4)),
@@ -405,19 +385,6 @@ ROWS = {
     "NumPy's state": drawing(np.random.RandomState, lambda source: source.normal()),
     "Python's generator": drawing(random.Random, lambda source: source.random()),
     "name": passing("label", lambda x, name="": x + 1, lambda i: (X, f"step {i}"), lambda i: (X,)),
-    "path": passing(
-        "label",
-        lambda x, path=None: x + 1,
-        lambda i: (X, pathlib.Path(f"/checkpoints/{i}")),
-        lambda i: (X,),
-    ),
-    "slice": passing(
-        "slice",
-        lambda model: jnp.arange(9.0)[model.config],
-        lambda i: (Model(config=slice(i, i + 3)),),
-        lambda i: (jnp.asarray(i), 3),
-        lambda start, size: jax.lax.dynamic_slice_in_dim(jnp.arange(9.0), start, size),
-    ),
     # Objects that are made again.
     "instance of a class that is defined again": passing(
         "instance",
@@ -439,7 +406,7 @@ ROWS = {
         "instance", rate_of, lambda i: (ByIdentity(),), lambda i: (Config(),)
     ),
     "partial of a local function": passing(
-        "local partial",
+        "partial",
         applied,
         lambda i: (functools.partial(capturing(2.0)),),
         lambda i: (PARTIALS[1],),
@@ -448,9 +415,9 @@ ROWS = {
         "made by a library", lambda lock: X, lambda i: (threading.Lock(),), lambda i: (LOCK,)
     ),
     "method, made again": passing(
-        "method", applied, lambda i: (Stepper().step,), lambda i: (StepperModule().step,)
+        "instance", applied, lambda i: (Stepper().step,), lambda i: (StepperModule().step,)
     ),
-    "wrapped method": wrapping("method", lambda i: Stepper().step, lambda i: STEPPER.step),
+    "wrapped method": wrapping("instance", lambda i: Stepper().step, lambda i: STEPPER.step),
     "optimizer": passing("optimizer", updated, lambda i: ((chained(),),), lambda i: ((ADAM,),)),
     "optimizer of another rate": passing(
         "optimizer",
@@ -477,7 +444,7 @@ ROWS = {
         lambda i: eqx.Partial(jnp.dot, 2.0),
     ),
     "functions of one call": passing(
-        "parts",
+        "function",
         lambda functions: functions[1](X),
         lambda i: (own_activations(),),
         lambda i: (ACTIVATIONS,),
@@ -486,29 +453,29 @@ ROWS = {
         "transformed", applied, lambda i: (jax.vmap(capturing(2.0)),), lambda i: (VMAPPED,)
     ),
     "transformed function": passing(
-        "transformed, for Equinox",
+        "transformed",
         applied,
         lambda i: (jax.grad(loss),),
         lambda i: (eqx.filter_grad(loss),),
     ),
     "wrapped function of a library": wrapping(
-        "transformed, for Equinox", lambda i: jax.vmap(jnp.sin), lambda i: eqx.filter_vmap(jnp.sin)
+        "transformed", lambda i: jax.vmap(jnp.sin), lambda i: eqx.filter_vmap(jnp.sin)
     ),
     "transformed Module": passing(
-        "transformed Module",
+        "transformed",
         lambda fun: fun(BATCH),
         lambda i: (jax.vmap(LINEAR),),
         lambda i: (eqx.filter_vmap(LINEAR),),
     ),
     "transformed method": passing(
-        "transformed Module",
+        "transformed",
         lambda fun: fun(BATCH),
         lambda i: (jax.vmap(LINEAR.__call__),),
         lambda i: (LINEAR,),
         lambda linear: jax.vmap(linear)(BATCH),
     ),
     "wrapped lambda": wrapping(
-        "wrapped again",
+        "object",
         lambda i: lambda x: x * i,
         lambda i: lambda_of_rate,
         followed_args=lambda i: (X, jnp.asarray(i)),
@@ -542,15 +509,6 @@ ROWS = {
         lambda i: ([1.0] * i,),
         lambda i: (jnp.pad(jnp.stack([1.0] * i), (0, 8 - i)),),
     ),
-    "dict in another order": passing(
-        "order",
-        total,
-        lambda i: (collections.OrderedDict([("a", X), ("b", X)][:: (-1) ** i]),),
-        lambda i: (collections.OrderedDict([("a", X), ("b", X)]),),
-    ),
-    "a tuple after a list": passing(
-        "container", total, lambda i: ([[X], (X,)][i % 2],), lambda i: ([X],)
-    ),
     # Other arrays.
     "device": passing(
         "placement",
@@ -567,22 +525,7 @@ ROWS = {
         lambda i: (jnp.asarray(1.0) if i == 1 else jnp.float32(i),),
         lambda i: (jnp.asarray(i, dtype=jnp.float32),),
     ),
-    # What no call takes.
-    "set": passing("unhashable", lambda names: X * len(names), lambda i: ({i},), lambda i: ((4,),)),
-    "unhashable object": passing(
-        "unhashable, the user's",
-        rate_of,
-        lambda i: (Unhashable(2.0),),
-        lambda i: (Config(2.0),),
-    ),
 }
-if sys.version_info < (3, 12):
-    ROWS["slice as an argument"] = passing(
-        "unhashable slice",
-        lambda part: jnp.arange(9.0)[slice(*part) if isinstance(part, tuple) else part],
-        lambda i: (slice(1, 4),),
-        lambda i: ((1, 4),),
-    )
 
 
 def lambda_of_rate(x, rate):
@@ -595,12 +538,9 @@ def fits(name, remedy):
 
 
 def remedies_for(row, i):
-    """The remedies for the trace, or the compilation, that a call makes; or for its error."""
+    """The remedies for the trace, or the compilation, that a call makes."""
     f = row.fun(i)
-    try:
-        f(*row.args(i))
-    except ValueError as error:
-        return str(error).partition("comparable: ")[2].removesuffix(".")
+    f(*row.args(i))
     trace = f.traces()[-1]
     assert len(trace.differences) <= 2, trace.explanation()
     [remedy] = {d.remedy for d in [*trace.differences, *trace.recompiled]}
@@ -611,8 +551,7 @@ def remedies_for(row, i):
 def test_each_remedy_is_followed(name):
     row = ROWS[name]
     forget_families()
-    with contextlib.suppress(ValueError):
-        row.fun(1)(*row.args(1))
+    row.fun(1)(*row.args(1))
     remedy = remedies_for(row, 2)
     assert (
         max((n for n in REMEDIES if fits(n, remedy)), key=lambda n: len(REMEDIES[n])) == row.remedy
@@ -620,22 +559,20 @@ def test_each_remedy_is_followed(name):
     if name.startswith("numbers in"):
         # To the letter.
         names = {"jax": jax, "jnp": jnp, "x": row.args(3)[0], "tree": row.args(3)[0]}
-        assert_same((eval(remedy.split("`")[1], names),), row.followed_args(3))
+        code = remedy.split("`")[1 if "nested" in name else 3]
+        assert_same((eval(code, names),), row.followed_args(3))
     # The rest differ as the first one does.
     calls = [(row.followed(i), row.followed_args(i)) for i in (1, 3, 4)]
     *_, n = [f(*args) is None or f.cache_info().hits for f, args in calls[:2]]
     f, args = calls[2]
     result = f(*args)
     assert f.cache_info().hits == n + 1
-    if not row.remedy.startswith("unhashable"):
-        expected = row.fun(4)(*row.args(4))
-        assert all(map(np.allclose, jax.tree.leaves(result), jax.tree.leaves(expected)))
+    expected = row.fun(4)(*row.args(4))
+    assert all(map(np.allclose, jax.tree.leaves(result), jax.tree.leaves(expected)))
 
 
 def test_each_remedy_has_a_row():
-    missing = {*REMEDIES} - {row.remedy for row in ROWS.values()}
-    # From Python 3.12 on slices can be hashed.
-    assert missing <= ({"unhashable slice"} if sys.version_info >= (3, 12) else set())
+    assert {*REMEDIES} == {row.remedy for row in ROWS.values()}
 
 
 @pytest.mark.parametrize(
@@ -645,9 +582,9 @@ def test_each_remedy_has_a_row():
         (True, False),
         (jnp.float32, jnp.int32),
         (jnp.sin, jnp.cos),
-        (capturing(1), capturing(2)),
+        (capturing("a"), capturing("b")),
         (Stepper("a"), Stepper("b")),
-        (functools.partial(max, Mode.TRAIN), functools.partial(max, Mode.EVAL)),
+        (functools.partial(max, "a"), functools.partial(max, "b")),
         (Config("a"), Config("b")),
         (frozenset({1}), frozenset({2})),
         (Model(config=collections.deque([1])), Model(config=collections.deque([2]))),
@@ -673,28 +610,8 @@ def test_several_kinds_of_differences_have_a_remedy_each():
     f = eqxjit.filter_jit(lambda batch, step, model: X)
     f({"x": jnp.ones(3)}, 1, Holder(capturing(1)))
     remedy = hint(f, {"x": jnp.ones(4)}, 2, Holder(capturing(1)))
-    for part in ("pad it to a few sizes", "`jnp.asarray(step, ", "outside of `capturing`"):
+    for part in ("pad it to a few sizes", "`jnp.asarray(step, ", "another object of the same code"):
         assert part in remedy
-
-
-def test_a_model_of_another_size_is_meant():
-    f = eqxjit.filter_jit(lambda model, x: X)
-    f(Model(scale=jnp.ones(3), config=3), jnp.ones(3))
-    remedy = hint(f, Model(scale=jnp.ones(4), config=4), jnp.ones(4))
-    assert remedy == "; If its size varies, pad it to a few sizes"
-
-
-def test_nothing_to_inject_where_it_is_injected():
-    """As the state says, which comes along."""
-    g = eqxjit.filter_jit(lambda optimizer, state=None: X)
-    made = [
-        optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.adam)(learning_rate=1e-3))
-        for _ in range(2)
-    ]
-    g(made[0], made[0].init(X))
-    remedy = hint(g, made[1], made[1].init(X))
-    assert remedy.startswith("If it should be the same, make `optimizer` once")
-    assert "inject" not in remedy
 
 
 # --- A library's ------------------------------------------------------------------------------
@@ -785,7 +702,7 @@ OF_USER = {
     "its lambda": (lambda lib: OWN(lib.make_callable()), "make `model` once"),
     "its partial in its class": (
         lambda lib: OWN(lib.Solver(fun=lib.make_partial())),
-        "make `model` once",
+        "Partials compare by identity",
     ),
     "its object": (lambda lib: OWN(lib.Identity()), "make `model` once"),
     "JAX's callable": (lambda lib: OWN(jax.jit(jnp.linalg.norm)), "make `model` once"),

@@ -57,18 +57,18 @@ VARYING = {
     "partial": (
         lambda w: functools.partial(loss, w=w),
         "w",
-        "or use `eqx.Partial` with such an array",
+        "or an `eqx.Partial` in place of the `partial`",
     ),
     "gradient of a partial": (
         of_partial,
         "w",
-        "or use `eqx.Partial` with such an array",
+        "or an `eqx.Partial` in place of the `partial`",
     ),
-    "instance": (Solver, "w", "make `Solver` an `equinox.Module` with such an array"),
+    "instance": (Solver, "w", "in an `equinox.Module` or"),
     "instance in a static field": (
         lambda w: Static(Solver({"a": [w]})),
         "solver.w['a'][0]",
-        "as a separate argument, unless a shape",
+        "as a separate argument",
     ),
     "Module": (
         lambda temperature: Model(X, temperature),
@@ -146,14 +146,14 @@ def test_traces_with_many_calls_between_are_not_in_a_row(caplog):
     assert "was traced 10 times with 441 other calls between, last for" in message
 
 
-def test_closures_that_hold_another_number_have_one_cause(caplog):
+def test_a_number_in_a_closure_has_its_name(caplog):
     for i in range(11):
         f = eqxjit.filter_jit(lambda x: x * i)  # noqa: B023
         f(X)
-    assert f.traces()[0].reason.endswith(") was traced before: `<lambda>` with i=9")
+    assert f.traces()[0].reason == "another callable: `i` was 9, is 10"
     [message] = caplog.messages
-    assert message.count("the last time") == 1
-    assert "10 times, the last time: function defined again: another function made of" in message
+    assert "10 times, the last time: another callable: `i` was 9, is 10" in message
+    assert "pass `jnp.asarray(i, dtype=jnp.int32)` as a separate argument" in message
 
 
 def test_a_number_in_a_partial_of_a_library_function():

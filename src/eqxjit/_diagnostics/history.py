@@ -96,8 +96,7 @@ class History:
             relative = None
             if function is not UNKNOWN:
                 part = function[0].part
-                kind = part.kind, part.maker, part.nature, part.transformed
-                self.family = _family_of(self.place, *kind)
+                self.family = _family_of(self.place, part.kind, part.nature)
                 relative = self.family.latest
                 if relative == function:
                     # The same under other options.

@@ -150,7 +150,7 @@ class Trace:
         elif earlier._invalidations is not self._invalidations:
             why = (
                 "a static object of that trace's was changed in place, or differs in what neither "
-                "its text nor its hash shows"
+                "its text nor its hash shows, as a dict with its keys in another order"
             )
         return Difference("cache evicted or cleared", "", "", why)
 

@@ -29,7 +29,6 @@ from .._compat import (
     registered_nodes,
     unflatten_node,
 )
-from .._text import short
 from .static_key import CONSTANTS, THEMSELVES, Opaque, Static, static_key
 
 #: Stands for an array in a spec.
@@ -253,35 +252,6 @@ def parts_of(spec: Spec) -> list[Spec]:
         if type(part) is tuple:
             parts.extend(part[3:])
     return parts
-
-
-def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bool]]:
-    """Return the children of a node with this spec.
-
-    Of each: what follows the node's path in the child's, its spec, itself, and whether it is in a
-    static field.
-    """
-    kind, cls, aux, *below = spec
-    n = n_dynamic = len(below)
-    names = [*map("[{}]".format, range(n))]
-    if kind == MODULE:
-        fields: Any = module_fields(cls)
-        names, n_dynamic = [*map(".{}".format, aux)], fields[2]
-        values = [*map(fields_of(value).__getitem__, aux)]
-    elif kind == DICT:
-        names = [*map("[{}]".format, map(short, aux))]
-        values = [*map(value.__getitem__, aux)]
-    elif kind == SEQUENCE:
-        # Of named tuples JAX 0.10 gives each child the first field's key.
-        values = [*tuple.__iter__(value)] if isinstance(value, tuple) else list(value)
-        if aux is not None and len(cls._fields) == n:
-            names = [*map(".{}".format, cls._fields)]
-    else:
-        names, values, _ = read_node(value)
-    if len(values) != n:
-        raise ValueError("a node changed while it was read")
-    is_static = [False] * n_dynamic + [True] * (n - n_dynamic)
-    return list(zip(names, below, values, is_static, strict=True))
 
 
 def read_node(value: Any) -> tuple[list[str], list[Any], Any]:
