@@ -7,6 +7,7 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 """
 
 import logging
+import pkgutil
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,14 @@ from jax.tree_util import default_registry, tree_structure
 from ._text import switch
 
 
+def _private(name: str, fallback: Any = None) -> Any:
+    """Return what has a private name, `module:attribute`; the fallback where that is gone."""
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return fallback
+
+
 def _do_nothing(*_: Any) -> Any:
     # The fallback of functions that only make something prettier.
     return ()
@@ -31,13 +40,9 @@ def _do_nothing(*_: Any) -> Any:
 #: Which back end is in use, and why.
 why_back_end = "native"
 
-try:
-    from . import _native
-
-    # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 59:
-        raise ImportError
-except ImportError:
+_native: Any = _private("eqxjit._native")
+# That of `_native.c` as it is now: it may have been built from an older one.
+if getattr(_native, "INTERFACE", None) != 59:
     # No compiler where it was installed, or another Python: Python serves.
     _native = None
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
@@ -75,23 +80,13 @@ else:
 
 # --- Types ------------------------------------------------------------------------------------
 
-try:
-    # The concrete class of arrays. `type(x) is ArrayImpl` is ten times cheaper than
-    # `isinstance(x, jax.Array)`, and asking an array for its type would start a backend.
-    import jax._src.array
+# The concrete class of arrays. `type(x) is ArrayImpl` is ten times cheaper than
+# `isinstance(x, jax.Array)`, and asking an array for its type would start a backend. The fallback
+# is the type of no value: each leaf then takes the check by `equinox.is_array`.
+ArrayImpl: type = _private("jax._src.array:ArrayImpl", type("ArrayImpl", (), {}))
 
-    ArrayImpl: type = jax._src.array.ArrayImpl
-except (ImportError, AttributeError):
-    # No value has this type: each leaf then takes the check by `equinox.is_array`.
-    ArrayImpl = type("ArrayImpl", (), {})
-
-
-try:
-    # What Equinox puts in the place of a field that an instance lacks.
-    from equinox._module._flatten import MISSING
-except ImportError:
-    # No field is ever this object: Modules are then read through the pytree registry.
-    MISSING = object()
+# What Equinox puts in the place of a field that an instance lacks.
+MISSING = _private("equinox._module._flatten:MISSING", object())
 
 #: `fields_of(module)` is `module.__dict__` by its C-level descriptor, which runs no Python.
 fields_of: Callable[[Any], dict[str, Any]] = vars(eqx.Module)["__dict__"].__get__
@@ -111,86 +106,68 @@ class _AllClasses(dict[type, Any]):
         return True
 
 
-try:
-    #: The classes that were registered as nodes, of which JAX asks before it looks for the fields
-    #: of a named tuple. JAX's public `is_tree_node` doesn't tell these two apart.
-    from jax._src.tree_util import _registry as registered_nodes
-
-    _ = registered_nodes[tuple].from_iter
-except (ImportError, AttributeError, KeyError):
-    # All named tuples are then taken apart by JAX, which is slower; registered ones are refused.
-    registered_nodes: Any = _AllClasses()
+#: The classes that were registered as nodes, of which JAX asks before it looks for the fields of a
+#: named tuple. JAX's public `is_tree_node` doesn't tell these two apart. Without it, all named
+#: tuples are taken apart by JAX, which is slower; registered ones are refused.
+registered_nodes: Any = _private("jax._src.tree_util:_registry", _AllClasses())
 
 
 def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
     """Return the object that JAX's registry makes of a node's metadata and children."""
-    registered = registered_nodes.get(kind)
-    if registered is not None:
-        return registered.from_iter(metadata, tuple(children))
+    make: Any = getattr(registered_nodes.get(kind), "from_iter", None)
+    if make is not None:
+        return make(metadata, tuple(children))
     if metadata is kind and issubclass(kind, tuple):
         # A named tuple that isn't registered.
         return kind(*children)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         # Of these the call below would make named tuples, whatever they are registered as.
         raise TypeError(f"This release of JAX doesn't tell how `{kind.__name__}` is registered.")
-    make: Any = type(_LEAF).from_node_data_and_children
+    make = type(_LEAF).from_node_data_and_children
     return make(default_registry, (kind, metadata), [_LEAF] * len(children)).unflatten(children)
 
 
 # --- Tracing ----------------------------------------------------------------------------------
 
-try:
-    # The trace that JAX is in, and whether it folds constants eagerly: reading both takes 0.2 µs,
-    # asking by an addition (the fallback, and what Equinox does) 17.
-    from jax._src.config import eager_constant_folding as _eager_constant_folding
-    from jax._src.core import EvalTrace as _EvalTrace
-    from jax._src.core import trace_ctx as _trace_ctx
-    from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _StagingTrace
+# The trace that JAX is in, and whether it folds constants eagerly: reading both takes 0.2 µs, an
+# addition (the fallback, and what Equinox does) 17.
+_trace_ctx = _private("jax._src.core:trace_ctx")
+_eager_constant_folding = _private("jax._src.config:eager_constant_folding")
+_EvalTrace = _private("jax._src.core:EvalTrace")
+_StagingTrace = _private("jax._src.interpreters.partial_eval:DynamicJaxprTrace")
+_can_read_trace = None not in (_trace_ctx, _eager_constant_folding, _EvalTrace, _StagingTrace)
 
-    # Present in each trace, or the walk below would stop too early.
-    _ = _trace_ctx.trace, _eager_constant_folding.value
-except (ImportError, AttributeError):
 
-    def is_tracing() -> bool:
+def is_transforming() -> bool:
+    """Return whether a transformation is under way, `vmap` and `grad` included."""
+    return not isinstance(_trace_ctx.trace, _EvalTrace) if _can_read_trace else is_staging()
+
+
+def is_staging() -> bool:
+    """Return whether an operation on constants would be staged out into a jaxpr right now."""
+    if not _can_read_trace:
         return isinstance(jnp.array(1) + 1, Tracer)
-
-    is_staging = is_transforming = is_tracing
-
-else:
-
-    def is_staging() -> bool:
-        """Return whether an operation on constants would be staged out into a jaxpr right now."""
-        return not _eager_constant_folding.value and is_tracing()
-
-    def is_transforming() -> bool:
-        """Return whether a transformation is under way, `vmap` and `grad` included."""
-        return not isinstance(_trace_ctx.trace, _EvalTrace)
-
-    def is_tracing() -> bool:
-        """Return whether a jaxpr is being made, also where constants are folded eagerly."""
-        trace = _trace_ctx.trace
-        # Those of `vmap` and `grad` pass constants on, that of an eager `shard_map` doesn't.
-        while not isinstance(trace, _StagingTrace) and hasattr(trace, "parent_trace"):
-            trace = trace.parent_trace
-        return not isinstance(trace, _EvalTrace)
+    trace = _trace_ctx.trace
+    # Those of `vmap` and `grad` pass constants on, that of an eager `shard_map` doesn't.
+    while not isinstance(trace, _StagingTrace) and hasattr(trace, "parent_trace"):
+        trace = trace.parent_trace
+    return not isinstance(trace, _EvalTrace) and not _eager_constant_folding.value
 
 
-try:
-    # How JAX names a function and its arguments, where the function tells (`__fun_debug_info__`).
-    from jax._src.api_util import debug_info as _debug_info
-
-    _unnamed: Any = _debug_info("jit", lambda: None, (), {})
-    _ = _unnamed._replace(func_src_info="f at f.py:1", arg_names=("x",)).safe_arg_names(1)
-except (ImportError, AttributeError, TypeError, ValueError):
-    # Arguments are then called `leaves[0]`; the function's name and place are in its name.
-    _unnamed = None
+# How JAX names a function and its arguments, where the function tells (`__fun_debug_info__`).
+_debug_info = _private("jax._src.api_util:debug_info")
 
 
 def debug_info(source: str, argument_names: tuple[str, ...] | None) -> Any:
     """Return JAX's record of the names of a function and its arguments; None for JAX's."""
-    if _unnamed is None or argument_names is None:
+    if _debug_info is None or argument_names is None:
         return None
-    return _unnamed._replace(func_src_info=source, arg_names=argument_names)
+    try:
+        unnamed = _debug_info("jit", abs, (), {})
+        return unnamed._replace(func_src_info=source, arg_names=argument_names)
+    except (AttributeError, TypeError, ValueError):
+        # Arguments are then called `leaves[0]`; the function's name and place are in its name.
+        return None
 
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
@@ -211,9 +188,7 @@ def copy_in_tracer(tracer: Any) -> None:
     """
     for name in _WRAPPED:
         value = getattr(tracer, name, None)
-        if isinstance(value, np.ndarray):
-            setattr(tracer, name, np.ndarray.copy(value))
-        elif isinstance(value, Tracer):
+        if isinstance(value, Tracer):
             copy_in_tracer(value)
         elif hasattr(value, "__array__") and not isinstance(value, jax.Array):
             # JAX 0.8 wraps NumPy's arrays in a class of its own.
@@ -235,16 +210,12 @@ def is_sharded_aval(aval: Any) -> bool:
 
 # --- Errors -----------------------------------------------------------------------------------
 
-try:
-    # Equinox smuggles the message and the stack of a runtime error out of its callback here.
-    import equinox._jit as _eqx_jit
-
-    _ = _eqx_jit.last_error_info
-    #: The text around a runtime error's message: `{stack}` and `{msg}` are to be filled in.
-    runtime_error_text: str = _eqx_jit._on_error_msg
-except (ImportError, AttributeError):
-    _eqx_jit = None
-    runtime_error_text = "{stack}\nequinox.EquinoxRuntimeError: {msg}\n"
+# Equinox smuggles the message and the stack of a runtime error out of its callback here.
+_eqx_jit = _private("equinox._jit")
+#: The text around a runtime error's message: `{stack}` and `{msg}` are to be filled in.
+runtime_error_text: str = getattr(
+    _eqx_jit, "_on_error_msg", "{stack}\nequinox.EquinoxRuntimeError: {msg}\n"
+)
 
 
 def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
@@ -262,13 +233,10 @@ logging.getLogger("jax._src.callback").addFilter(
     lambda record: type((record.exc_info or (None, None))[1]).__name__ != CALLBACK_ERROR_NAME
 )
 
-try:
-    # JAX leaves frames of these files out of tracebacks, and of the places that it logs.
-    from jax._src.source_info_util import register_exclusion as exclude_from_locations
-    from jax._src.traceback_util import register_exclusion as exclude_from_tracebacks
-except ImportError:
-    # Tracebacks and JAX's logs then show a few lines of ours.
-    exclude_from_locations = exclude_from_tracebacks = _do_nothing
+# JAX leaves frames of these files out of the places that it logs, and out of tracebacks. Those show
+# a few lines of ours without.
+exclude_from_locations = _private("jax._src.source_info_util:register_exclusion", _do_nothing)
+exclude_from_tracebacks = _private("jax._src.traceback_util:register_exclusion", _do_nothing)
 
 
 # --- Lowered programs -------------------------------------------------------------------------
@@ -319,28 +287,27 @@ def may_raise(module: Any) -> bool:
 
 # --- Upstream's wrappers ----------------------------------------------------------------------
 
-try:
-    # The class of what `equinox.filter_jit` returns, and its jitted functions, by their options.
-    from equinox._jit import _filter_jit_cache
-    from equinox._jit import _JitWrapper as UpstreamWrapper
-    from equinox._jit import filter_jit as upstream_filter_jit
+# The class of what `equinox.filter_jit` returns. Without it, wrappers made before
+# `eqxjit.install()` go on using upstream's.
+UpstreamWrapper: Any = _private("equinox._jit:_JitWrapper")
+upstream_filter_jit = _private("equinox._jit:filter_jit", eqx.filter_jit)
 
-    # Another field might be another option.
-    if {*UpstreamWrapper.__dataclass_fields__} != {
-        *("fn", "_signature", "_dynamic_fun", "_static_fun", "_cached"),
-        *("filter_warning", "donate_first", "donate_rest"),
-    }:
-        raise ImportError
-except (ImportError, AttributeError):
-    # Wrappers made before `eqxjit.install()` then go on using upstream's.
-    UpstreamWrapper = _filter_jit_cache = None
-    upstream_filter_jit = eqx.filter_jit
+# Another field might be another option.
+if {*getattr(UpstreamWrapper, "__dataclass_fields__", ())} != {
+    *("fn", "_signature", "_dynamic_fun", "_static_fun", "_cached"),
+    *("filter_warning", "donate_first", "donate_rest"),
+}:
+    UpstreamWrapper = None
+
+
+def _jitted(dynamic_donate: Any, dynamic_nodonate: Any, static: Any) -> None:
+    """Stands for what Equinox passes to `jax.jit`, by these names."""
 
 
 def upstream_donation(wrapper: Any) -> Any:
     """Return the `donate` of an upstream wrapper; None if it has other options, too."""
-    assert _filter_jit_cache is not None
-    if _jit_options(wrapper._cached) != _jit_options(_filter_jit_cache(wrapper.__wrapped__, {})):
+    plain = jax.jit(_jitted, donate_argnums=0, static_argnums=2)
+    if _jit_options(wrapper._cached) != _jit_options(plain):
         return None
     if not wrapper.donate_rest:
         return "none"
@@ -353,7 +320,6 @@ def _jit_options(jitted: Any) -> Any:
     try:
         return jitted._jit_info._replace(fun_sourceinfo=None, fun_signature=None)
     except (AttributeError, TypeError, ValueError):
-        # Of equal options Equinox makes one, until its caches are cleared.
         return jitted
 
 
@@ -365,33 +331,17 @@ _USERS_NAMES = {
     "axis_env_state": "axis names of an outer transformation",
 }
 
-try:
-    # JAX's list of what its cache of traces is keyed by, and the values.
-    from jax._src.config import trace_context, trace_context_names
-
-    if len(trace_context_names()) != len(trace_context()):
-        raise ImportError
-except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError):
-    # Another release's, such as 0.8: explanations then name the mesh, and what numbers depend on.
-    _SETTINGS = (
-        *("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable"),
-        *("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_default_device"),
-    )
-    trace_context_names = lambda: ("abstract_mesh_context_manager", *_SETTINGS)  # noqa: E731
-
-    def trace_context() -> Any:
-        settings = [getattr(jax.config, name, None) for name in _SETTINGS]
-        return jax.sharding.get_abstract_mesh(), *settings
+# JAX's list of what its cache of traces is keyed by; and the names, which JAX 0.8 doesn't tell.
+_trace_context = _private("jax._src.config:trace_context", tuple)
+_trace_context_names = _private("jax._src.config:trace_context_names", tuple)
 
 
 def trace_configuration() -> dict[str, Any]:
     """Return what JAX's programs depend on beside arguments: the value of each name."""
-    # Asked for each time: `jax.make_user_context` adds to them, always under one name.
-    pairs = enumerate(zip(trace_context_names(), trace_context(), strict=False))
-    return {
-        f"{name} {i}" if name == "user_context" else _USERS_NAMES.get(name, name): value
-        for i, (name, value) in pairs
-    }
+    values = _trace_context()
+    names = _trace_context_names() or [f"setting {i} of JAX" for i in range(len(values))]
+    pairs = zip(names, values, strict=False)
+    return {_USERS_NAMES.get(name, name): value for name, value in pairs}
 
 
 # --- Programs ---------------------------------------------------------------------------------

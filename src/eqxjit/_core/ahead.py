@@ -1,7 +1,6 @@
 """Ahead-of-time compilation: `f.lower(...)` and `f.lower(...).compile()`."""
 
 import functools
-import textwrap
 from typing import Any, NamedTuple
 
 import jax
@@ -42,9 +41,6 @@ class Lowered:
         self._seconds_before = 0.0 if trace else self._trace.seconds.total
         self._description = call.description
         self._bound = bound
-
-    def __repr__(self) -> str:
-        return f"<Lowered {_shown(self._handler, self._description)}>"
 
     @property
     def seconds(self) -> float:
@@ -100,9 +96,6 @@ class Compiled(Dispatcher):
         else:
             self._handler = _CompiledCallHandler(handler, entry, description, self)
 
-    def __repr__(self) -> str:
-        return f"<Compiled {_shown(self._handler, self._handler.description)}>"
-
     @property
     def executable_bytes(self) -> int | None:
         """The size of the executable as JAX would store it; `None` if the backend can't tell."""
@@ -142,16 +135,3 @@ class _CompiledCallHandler(CallHandler):
     def finish_trace(self, output: Any, call: Call) -> Any:
         # It is compiled, so that this is called for an output of another trace than the first.
         return self.combine(output, call)
-
-
-def lower(
-    handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any], bound: tuple[Any, ...] = ()
-) -> Lowered:
-    """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
-    __tracebackhide__ = True
-    return Lowered(handler, handler.stage(lambda jitted: jitted.lower, args, kwargs), bound)
-
-
-def _shown(handler: CallHandler, description: Any) -> str:
-    arguments = textwrap.shorten(str(description), 100, placeholder=" ...")
-    return f"{handler.function.signature.label}({arguments})"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import time
 import weakref
 from typing import Any, NamedTuple
 
@@ -25,15 +24,13 @@ _Flags: type = object if native is None else native.Flags
 class Call:
     """One call of a wrapper, taken apart.
 
-    - `function`: the function, without its arrays; `fun_arrays`: its arrays.
     - `args`, `kwargs`: the arguments, bound to the function's parameters.
     - `spec`, `arrays`, `statics`: those of `(args, kwargs)`, as `split` returns them.
     - `is_staged`: whether it is lowered rather than run.
     - `traces`: those that JAX has made in it.
-    - `entry`: the entry that serves it, once it is looked up.
     """
 
-    # A `Function` of `table.py`.
+    # A `Function` of `table.py`: it is without its arrays.
     function: Any
     fun_arrays: tuple[Any, ...]
     args: tuple[Any, ...]
@@ -111,7 +108,6 @@ Output = jax.Array | list[Any] | dict[OutKey, list[Any]]
 class Entry(_Flags):
     """One structure of a function's calls.
 
-    - `spec`: that of the arguments, under which the table holds it.
     - `jitted`: `jax.jit` of a function of flat arrays.
     - `n_arrays`: how many arrays there are; `n_fun`: the last are those of the function.
     - `out`: what its first trace returned; `outs`: what others did, by the key of each.
@@ -147,10 +143,6 @@ class Entry(_Flags):
         self.pending = self.unclassified = False
         #: Whether JAX has compiled a program again, without a trace.
         self.is_recompiled = False
-
-    def invalidate(self, reason: str) -> None:
-        """Note why it serves no call any more."""
-        self.invalidations.append((time.perf_counter(), reason))
 
     def begin(self, trace: Trace, call: Call) -> None:
         """Have all calls go through `finish_trace` until that of the trace has."""
@@ -211,22 +203,16 @@ class Entry(_Flags):
             here = places.get(id(value), [-1])
             slots.append(here.pop(0) if len(here) > 1 else here[0])
         new_ones = [v if slot < 0 else None for v, slot in zip(found, slots, strict=True)]
-        key = self._key_of(Out(spec, tuple(new_ones), tuple(slots)))
+        new = Out(spec, tuple(new_ones), tuple(slots))
         # A program without an output could not be waited for.
         arrays = arrays or [jnp.zeros((), bool)]
-        if key is not None:
-            return {key: arrays}
-        return arrays[0] if len(arrays) == 1 else arrays
-
-    def out_of(self, output: Output) -> Out:
-        return self.outs[next(iter(output))] if type(output) is dict else self.out
-
-    def _key_of(self, new: Out) -> OutKey | None:
-        """Return the key of an `Out`; None if the first one serves."""
         # Without a lock, because comparing specs may run a user's `==`; another thread may be
         # first.
         if new.is_as(self.__dict__.setdefault("out", new)):
-            return None
+            return arrays[0] if len(arrays) == 1 else arrays
         key = OutKey()
         self.outs[key] = new
-        return key
+        return {key: arrays}
+
+    def out_of(self, output: Output) -> Out:
+        return self.outs[next(iter(output))] if type(output) is dict else self.out

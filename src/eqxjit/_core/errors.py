@@ -3,7 +3,7 @@
 import collections
 import re
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +14,7 @@ from jax.errors import JaxRuntimeError
 
 from .._compat import CALLBACK_ERROR_NAME, last_runtime_error, runtime_error_text
 from .._spec.static_key import static_key
-from .._spec.tree import DICT, MODULE, NODE, Parts, _split, _split_leaf, read_node, split
+from .._spec.tree import DICT, MODULE, NODE, _split, _split_leaf, read_node
 from .._text import short
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
@@ -37,9 +37,8 @@ def runtime_error(error: BaseException) -> BaseException | None:
             return None
         message, stack = found[1], []
     # It runs outwards; what is outside of the outermost jitted call, marked by bytes, is left out.
-    marks = [i for i, part in enumerate(stack) if isinstance(part, bytes)]
-    frames = [part for part in stack[: marks[-1] if marks else None] if isinstance(part, str)]
-    shown = "".join(reversed(frames or [part for part in stack if isinstance(part, str)]))
+    end = max([i for i, part in enumerate(stack) if isinstance(part, bytes)], default=len(stack))
+    shown = "".join(reversed([part for part in stack[:end] if isinstance(part, str)]))
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
 
 
@@ -98,28 +97,11 @@ def raise_instead(clearer: BaseException | None, cause: BaseException | None = N
         del clearer, cause
 
 
-def split_named(tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any) -> Parts:
-    """Return `split(tree, *options)`; an error names the part that is at fault.
+def split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:
+    """Return a clearer error than that of `split`, if it is Python's or JAX's.
 
-    `named` returns parts of the tree with their names, from which paths begin.
+    `named` are parts of the tree with their names, from which paths begin.
     """
-    __tracebackhide__ = True
-    try:
-        return split(tree, *options)
-    except Exception as error:
-        # A flatten or a `__hash__` of the user's, and JAX's for the keys of a dict.
-        raise_named(error, named())
-        raise
-
-
-def raise_named(error: Exception, named: list[tuple[str, Any]]) -> None:
-    """Raise a clearer error than that of `split`, if there is one; `named` are parts as above."""
-    __tracebackhide__ = True
-    raise_instead(_split_error(error, named), error)
-
-
-def _split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:
-    """Return a clearer error than that of `split`, if it is Python's or JAX's."""
     # Not `isinstance`: users raise subclasses, and a signal handler others.
     if type(error) not in (TypeError, ValueError, RecursionError):
         return None

@@ -1,6 +1,5 @@
 """The options of `filter_jit`, checked once, when a function is wrapped."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
@@ -20,19 +19,8 @@ class JitOptions(TypedDict, total=False):
     compiler_options: dict[str, Any] | None
 
 
-# Upstream refuses these, since it decides them itself: what to do instead.
-_BY_TYPE = "To trace a value, pass it as an array; to make it static, as anything else."
-_PLACED = (
-    "Place arrays by `jax.device_put` before the call, or by `eqx.filter_shard` before it or in "
-    "the function."
-)
-_REFUSED = {
-    "static_argnums": _BY_TYPE,
-    "static_argnames": _BY_TYPE,
-    "donate_argnums": "Use `donate=...` to donate arrays.",
-    "in_shardings": _PLACED,
-    "out_shardings": _PLACED,
-}
+# Upstream refuses these, since it decides them itself.
+_REFUSED = "static_argnums", "static_argnames", "donate_argnums", "in_shardings", "out_shardings"
 
 
 class Options(NamedTuple):
@@ -64,23 +52,14 @@ def check_options(
             raise TypeError(f"`{name}` must be None or an int, at least 1; got {count!r}.")
         if count is not None and count < 1:
             raise ValueError(f"`{name}` must be at least 1; got {count}.")
-    if jit_arguments:
-        _check_jit_arguments(jit_arguments)
-    return Options(donate, bool(block), maxsize, max_traces, tuple(sorted(jit_arguments.items())))  # type: ignore[arg-type]
-
-
-def _check_jit_arguments(jit_arguments: Mapping[str, Any]) -> None:
-    refused = [name for name in _REFUSED if name in jit_arguments]
+    refused = [f"`{name}`" for name in _REFUSED if name in jit_arguments]
     if refused:
         raise ValueError(
-            f"`filter_jit` can't take {', '.join(f'`{name}`' for name in refused)}: arrays are "
-            f"traced and all else is static. {' '.join({_REFUSED[name]: 0 for name in refused})}"
+            f"`filter_jit` can't take {', '.join(refused)}: arrays are traced and all else is "
+            "static. Donate arrays by `donate=...`, and place them by `jax.device_put` before the "
+            "call, or by `eqx.filter_shard`."
         )
-    for name in jit_arguments:
-        if name not in inspect.signature(jax.jit).parameters:
-            raise TypeError(
-                f"`filter_jit` has no option `{name}`. It has `donate`, `block`, `maxsize` and "
-                "`max_traces`, and those of `jax.jit`."
-            )
-    # So that a bad value is refused here, as by upstream, rather than at the first call.
-    jax.jit(lambda: None, **jit_arguments)
+    if jit_arguments:
+        # So that a bad one is refused here, as by upstream, rather than at the first call.
+        jax.jit(lambda: None, **jit_arguments)
+    return Options(donate, bool(block), maxsize, max_traces, tuple(sorted(jit_arguments.items())))  # type: ignore[arg-type]

@@ -14,11 +14,11 @@ from .._compat import ArrayImpl, connect, is_transforming, may_raise, native
 from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
-from .._spec.tree import arrays_of, as_array, combine, is_transformed, split
+from .._spec.tree import arrays_of, as_array, combine, is_transformed
 from .._text import switch
 from .entry import Call, Entry, Output
-from .errors import array_error, raise_instead, raise_named, runtime_error
-from .table import Function, Table
+from .errors import array_error, raise_instead, runtime_error
+from .table import Function, Table, split_named
 from .traced import NotInFlight, is_disabled, make, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
@@ -26,11 +26,7 @@ HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
 
 
 class CallHandler:
-    """The calls of one wrapper.
-
-    - `function`: the function, without its arrays; `fun_arrays`: its arrays.
-    - `wrapper`: what calls this; weakly, so that no cycle keeps arrays alive.
-    """
+    """The calls of one wrapper."""
 
     def __init__(
         self,
@@ -41,6 +37,7 @@ class CallHandler:
     ):
         self.function = function
         self.fun_arrays = fun_arrays
+        # Weakly, so that no cycle keeps arrays alive.
         self.wrapper = weakref.ref(wrapper)
         self.fasts = self.table.fasts if fasts is None else fasts
         if native is None:
@@ -73,12 +70,8 @@ class CallHandler:
         args, kwargs = signature.bind(args, kwargs)
         # To what is lowered a `ShapeDtypeStruct` is an array.
         more_arrays = (jax.ShapeDtypeStruct,) if is_staged else ()
-        try:
-            parts = split((args, kwargs), True, more_arrays)
-        except Exception as error:
-            # A flatten or a `__hash__` of the user's, and JAX's for the keys of a dict.
-            raise_named(error, signature.named(args, kwargs))
-            raise
+        named = lambda: signature.named(args, kwargs)  # noqa: E731
+        parts = split_named((args, kwargs), named, True, more_arrays)
         return Call(self.function, self.fun_arrays, args, kwargs, *parts, is_staged)
 
     def call(self, call: Call) -> Any:
@@ -245,7 +238,8 @@ class CallHandler:
         if trace is not None and trace._is_made:
             table.history.finish(trace, None, None, table.info().hits)
         # Or an entry that serves nobody would count, and might take the place of one that does.
-        table.drop_untraced(entry)
+        if not hasattr(entry, "out") and table.entries.get(entry.spec) is entry:
+            table.drop(entry.spec)
         if isinstance(error, Exception) and (trace is None or trace._is_made):
             raise_instead(runtime_error(error))
             # Under `jax.disable_jit` it is the function's.

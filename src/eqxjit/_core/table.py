@@ -5,6 +5,7 @@ import inspect
 import itertools
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
@@ -17,10 +18,10 @@ from .._diagnostics.history import History
 from .._fast.signature import Signature
 from .._places import Place, place_of, wrapped_by
 from .._spec.static_key import referents, static_key
-from .._spec.tree import Spec, combine
+from .._spec.tree import Parts, Spec, combine, split
 from .._text import short
 from .entry import Entry
-from .errors import split_named
+from .errors import raise_instead, split_error
 from .options import Options
 
 #: How many structures of a function take turns at full speed; the slow path serves others.
@@ -70,10 +71,6 @@ def watch(owner: Any, key: Hashable) -> list[weakref.ref[Any]]:
 class Table:
     """The entries of one function under one set of options, shared by all that wrap it so.
 
-    - `signature`: the function's parameters.
-    - `options`: how it is jitted.
-    - `place`: where the function is defined.
-    - `history`: its traces.
     - `entries`: the entry of each spec. Looking one up may run the `==` of a user's static object,
         so no lock is held meanwhile.
     - `fasts`: the fast paths, the latest to be hit or added first. C walks this very list, and
@@ -121,29 +118,22 @@ class Table:
             # Only the user can change the bound.
             if self.place.is_users:
                 reason += "; with that many static structures in use, raise `maxsize`"
-            least_used.invalidate(reason)
-            self.drop(least_used.spec)
+            self.drop(least_used.spec, reason)
         return added
 
-    def drop(self, spec: Spec) -> None:
+    def drop(self, spec: Spec, reason: str = "") -> None:
         """Drop the entry of a spec, if there is one, and its fast path."""
         entry = self.entries.pop(spec, None)
         if entry is not None:
+            if reason:
+                entry.invalidations.append((time.perf_counter(), reason))
             self.remove_fast(entry)
-
-    def drop_untraced(self, entry: Entry) -> None:
-        """Drop an entry whose first trace failed, unless another thread's did not."""
-        if not hasattr(entry, "out") and self.entries.get(entry.spec) is entry:
-            self.drop(entry.spec)
 
     def clear(self) -> None:
         with self.lock:
-            for entry in list(self.entries.values()):
-                entry.invalidate("`clear_cache()` was called")
-            self.entries.clear()
-            self.fasts.clear()
+            for spec in list(self.entries):
+                self.drop(spec, "`clear_cache()` was called")
             self.n_hits = 0
-            self._unlink()
             self.history.restart()
 
     def wants_fast(self, entry: Entry) -> bool:
@@ -193,11 +183,7 @@ class Table:
 class Function:
     """A function under `filter_jit`, taken apart when it is wrapped; a wrapper's copies share it.
 
-    - `spec`, `statics`: its spec and its static objects.
-    - `options`: how it is jitted.
-    - `signature`: its parameters.
     - `keeps_arrays`: whether its arrays are never donated; it then shares no table.
-    - `table`: the table of its entries, shared by all that wrap the function so.
     - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
     """
 
@@ -254,6 +240,17 @@ def names_of(fun: Any) -> tuple[str, str]:
     # An instance of a class is called by the name of that.
     named = below if hasattr(below, "__name__") and hasattr(below, "__qualname__") else type(below)
     return named.__name__, named.__qualname__
+
+
+def split_named(tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any) -> Parts:
+    """Return `split(tree, *options)`; an error names the part at fault, below one of `named()`."""
+    __tracebackhide__ = True
+    try:
+        return split(tree, *options)
+    except Exception as error:
+        # Of a flatten or a `__hash__` of the user's, or JAX's for the keys of a dict.
+        raise_instead(split_error(error, named()), error)
+        raise
 
 
 def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:

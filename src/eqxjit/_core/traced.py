@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from .._compat import debug_info, is_staging, is_tracing, native
+from .._compat import debug_info, is_staging, native
 from .._diagnostics import events
 from .._fast.signature import Signature
 from .._places import stub_at
@@ -67,16 +67,13 @@ class TracedFunction:
     def __init__(self, signature: Signature, entry: Entry):
         self.__name__ = self.__qualname__ = signature.name
         self.entry_ref = weakref.ref(entry)
-        self._source = "_".join(signature.name.split()) or "function"
+        self._source = signature.name
         self._debug_info: Any = None
         site = signature.location
         if site is not None:
             self._source += f" at {site.filename}:{site.line}"
             # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
             self.__code__ = stub_at(site)
-
-    def __repr__(self) -> str:
-        return self._source
 
     @property
     def __fun_debug_info__(self) -> Any:
@@ -94,7 +91,7 @@ class TracedFunction:
         if entry is None or call is None:
             raise NotInFlight
         # Without arrays, no tracer shows whether this is a trace.
-        if has_tracers(leaves) or (not leaves and is_tracing() and not is_disabled()):
+        if has_tracers(leaves) or (not leaves and is_staging() and not is_disabled()):
             return _trace(entry, call, leaves)
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced; and with
         # `jax_debug_nans` JAX runs the function that made a NaN again, on the arrays themselves.
@@ -153,8 +150,7 @@ def new_entry(call: Call) -> Entry:
 def currently_jitting() -> bool:
     """Return whether operations are being traced into a program right now, rather than executed.
 
-    Answers as Equinox's (private) `currently_jitting` does, in about a hundredth of the time
-    (`python -m bench startup` measures both).
+    Answers as Equinox's (private) `currently_jitting` does, in about a hundredth of the time.
 
     **Returns:**
 
@@ -167,10 +163,8 @@ def currently_jitting() -> bool:
         ```python
         >>> import jax
         >>> from eqxjit import currently_jitting
-        >>> currently_jitting()
-        False
-        >>> bool(jax.jit(lambda x: x & currently_jitting())(True))
-        True
+        >>> currently_jitting(), bool(jax.jit(lambda x: x & currently_jitting())(True))
+        (False, True)
 
         ```
     """

@@ -18,7 +18,7 @@ from .._diagnostics.description import WRAPPERS
 from .._diagnostics.trace import Trace
 from .._places import trimming
 from .._text import short
-from .ahead import CompileCost, Lowered, lower
+from .ahead import CompileCost, Lowered
 from .options import Donate, JitOptions, Options, check_options
 from .slow import CallHandler
 from .table import CacheInfo, Function, take_apart
@@ -76,7 +76,9 @@ class _Jitted(Generic[P, T]):
         A `Lowered`, with `as_text()`, `lowered` (JAX's) and `compile()`.
         """
         with trimming:
-            return lower(self._wrapper._handler, (*self._bound, *args), kwargs, self._bound)
+            handler = self._wrapper._handler
+            staged = handler.stage(lambda jitted: jitted.lower, (*self._bound, *args), kwargs)
+            return Lowered(handler, staged, self._bound)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile for arguments like these ahead of time.
@@ -94,22 +96,6 @@ class _Jitted(Generic[P, T]):
         **Returns:**
 
         A `CompileCost`: how long it took, and how large the executable is.
-
-        !!! example
-
-            ```python
-            >>> import jax
-            >>> import jax.numpy as jnp
-            >>> from eqxjit import filter_jit
-            >>> f = filter_jit(lambda x, n: x * n)
-            >>> cost = f.compile(jax.ShapeDtypeStruct((4,), jnp.float32), 3)
-            >>> cost.seconds > 0
-            True
-            >>> _ = f(jnp.ones(4), 3)
-            >>> f.cache_info().traces
-            1
-
-            ```
         """
         with trimming:
             lowered = self.lower(*args, **kwargs)
@@ -117,42 +103,26 @@ class _Jitted(Generic[P, T]):
         return CompileCost(lowered.seconds, compiled.executable_bytes)
 
     def cache_info(self) -> CacheInfo:
-        """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`.
-
-        !!! example
-
-            ```python
-            >>> import jax.numpy as jnp
-            >>> from eqxjit import filter_jit
-            >>> f = filter_jit(lambda x, n: x * n)
-            >>> _ = f(jnp.ones(2), 3), f(jnp.ones(2), 3), f(jnp.ones(2), 4), f(jnp.ones(5), 4)
-            >>> f.cache_info()
-            CacheInfo(entries=2, traces=3, maxsize=1024, hits=1)
-
-            ```
-        """
+        """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`."""
         return self._wrapper._function.table.info()
 
     def traces(self) -> list[Trace]:
-        """Return the record of each trace, the oldest first: its arguments, reason and time.
+        """Return the record of each trace: its arguments, reason and time.
 
         **Returns:**
 
-        The latest 256 traces since the cache was last cleared, by all wrappers of this function
-        under these options. A list, which shows as a table in a notebook.
+        A list of the latest 256 traces, the oldest first, since the cache was last cleared, by all
+        wrappers of this function under these options. In a notebook it shows as a table.
 
         !!! example
 
             ```python
             >>> import jax.numpy as jnp
             >>> from eqxjit import filter_jit
-            >>> @filter_jit
-            ... def power(x, n):
-            ...     return x**n
-            >>> _ = power(jnp.ones(2), 3), power(jnp.ones(2), 4)
-            >>> power.traces()[1]
-            <trace 2 of power(x: float32[2], n=4) at ...:1: static value changed: `n` was 3, is 4;
-            ... s (tracing ..., lowering ..., compiling ...)>
+            >>> f = filter_jit(lambda x, n: x**n)
+            >>> _ = f(jnp.ones(2), 3), f(jnp.ones(2), 4)
+            >>> f.traces()[1].reason
+            'static value changed: `n` was 3, is 4'
 
             ```
         """
@@ -163,12 +133,9 @@ class _Jitted(Generic[P, T]):
         self._wrapper._function.table.clear()
 
     def specialized_source(self) -> str | None:
-        """Return the source of the fast path of the latest call, in Python.
+        """Return the source of the latest call's fast path in Python, also if C makes the call.
 
-        **Returns:**
-
-        Python source, also if C makes the call. `None` if there is no fast path, or if the
-        tree is too large for generated Python.
+        `None` if there is none, or if the tree is too large for generated Python.
         """
         return self._wrapper._handler.source()
 
@@ -211,17 +178,9 @@ class JitFunction(_Jitted[P, T], Dispatcher):
 
     def __repr__(self) -> str:
         wrapped = self.__wrapped__
-        name = (
-            self._function.signature.qualname
-            if inspect.isroutine(wrapped)
-            else short(wrapped, _LONGEST_REPR)
-        )
-        donate = self._function.options.donate
-        return f"filter_jit({name})" if donate == "none" else f"filter_jit({name}, {donate=})"
-
-    # A copy needs another handler, because one fills what it calls into one wrapper.
-    def __copy__(self) -> "JitFunction[P, T]":
-        return type(self)(self._function, self._handler.fun_arrays)
+        is_function = inspect.isroutine(wrapped)
+        name = self._function.signature.qualname if is_function else short(wrapped, _LONGEST_REPR)
+        return f"filter_jit({name})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction[P, T]":
         # The static half is shared, and with it what is compiled.
@@ -353,9 +312,9 @@ def filter_jit(
 ) -> Any:
     """Compile a function: JAX and NumPy arrays in its arguments are traced, all else is static.
 
-    A drop-in replacement for `equinox.filter_jit` with faster calls. It compiles `f(x, 1)`,
-    `f(x, True)` and `f(x, 1.0)` separately, and a call returns before its computation is done,
-    unless the program can raise.
+    A drop-in replacement for `equinox.filter_jit` with faster calls, which return before their
+    computation is done, unless the program can raise. It compiles `f(x, 1)` and `f(x, True)`
+    separately.
 
     **Arguments:**
 
@@ -367,9 +326,8 @@ def filter_jit(
         - `"all-except-first"`: all arrays except those in the first argument.
         - `"warn"`, `"warn-except-first"`: the same, with the warning.
         - `"none"`: no arrays; the default.
-    - `block`: whether each call waits for its computation, as in Equinox. By default a call waits
-        only if the program can raise at runtime, because it holds a callback or a foreign call,
-        such as `eqx.error_if`. A call copies NumPy arrays, which you may overwrite afterwards.
+    - `block`: whether each call waits for its computation, as in Equinox. By default only those
+        do whose program holds a callback, such as `eqx.error_if`, or a foreign call.
     - `maxsize`: how many static structures are kept compiled. Further ones replace the least
         recently used. `None` for no limit.
     - `max_traces`: how many traces are allowed until the cache is cleared, over all wrappers of the

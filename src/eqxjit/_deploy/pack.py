@@ -19,7 +19,7 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 
 from .._compat import is_sharded_aval
-from .._core.errors import split_named
+from .._core.table import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._spec.static_key import Static

@@ -6,7 +6,7 @@ import pathlib
 import sys
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -23,22 +23,12 @@ from .size import MANY_BYTES, Program
 from .timeline import ReportSpan, chrome_trace, spans_of
 from .trace import COMPILING, Seconds, TraceList
 
-# The latest.
-_MAX_EVENTS = 100_000
-
 # Fewer operations outside of any jit aren't worth a note.
 _MANY_OPERATIONS = 10
-# Where JAX's operations are. Its events tell names alone: a function of the user's under `jax.jit`
-# that has the name of one counts, too. That is rare, and the line that is named is right.
-_OPERATIONS = (
-    *(jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random),
-    *(jax.scipy.linalg, jax.scipy.special),
-)
 
 _PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<meta name="viewport" content="width=device-width"><title>What was compiled</title>
-<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1200px">{}
+<meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<title>What was compiled</title>{}
 """
 
 
@@ -122,16 +112,17 @@ def _rows(spans: list[ReportSpan]) -> list[ReportRow]:
         programs = [program for trace in traces if (program := trace.program) is not None]
         causes = Counter([d.cause for t in traces for d in (*t.differences, *t.recompiled)])
         [(cause, n)] = causes.most_common(1) or [("", 1)]
-        row = ReportRow(
-            function=function,
-            traces=max(len(traces), sum([span.phase == COMPILING for span in those])),
-            seconds=seconds,
-            share=seconds.total / total_seconds,
-            persistent_cache_hits=sum([span.from_persistent_cache for span in those]),
-            program=max(programs, key=lambda program: program.equations, default=None),
-            reason=f"{cause} ({times(n)})" if n > 1 else cause,
+        rows.append(
+            ReportRow(
+                function=function,
+                traces=max(len(traces), sum([span.phase == COMPILING for span in those])),
+                seconds=seconds,
+                share=seconds.total / total_seconds,
+                persistent_cache_hits=sum([span.from_persistent_cache for span in those]),
+                program=max(programs, key=lambda program: program.equations, default=None),
+                reason=f"{cause} ({times(n)})" if n > 1 else cause,
+            )
         )
-        rows.append(row)
     return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
 
 
@@ -145,7 +136,6 @@ def _traces_of(spans: list[ReportSpan]) -> TraceList:
 
 def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
     """Return remarks on operations outside of any function, and on functions that stand out."""
-    notes = [note for row in rows for note in row.notes()]
     by_line: dict[Any, float] = defaultdict(float)
     n = 0
     for span in spans:
@@ -153,21 +143,31 @@ def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
         if span.depth == 0 and span.called_by and _is_operation(span.function):
             by_line[span.called_by] += span.seconds
             n += span.phase == COMPILING
+    notes: list[str] = []
     share = sum(by_line.values()) / (_total_seconds(spans) or 1.0)
     if n >= _MANY_OPERATIONS and share >= 0.25:
         line, function = max(by_line, key=by_line.__getitem__)
-        note = (
+        notes.append(
             f"{share:.0%} of the time went into {n} operations outside of any jit, most of all by "
             f"{line} (`{function}`): call them in a jitted function."
         )
-        notes.insert(0, note)
-    return notes
+    return notes + [note for row in rows for note in row.notes()]
 
 
 def _is_operation(name: str) -> bool:
+    """Return whether JAX calls an operation so, as its events tell names alone.
+
+    A function of the user's under `jax.jit` that has the name of one, or a private name, counts,
+    too. That is rare, and the line that is named is right.
+    """
+    # Here, because importing SciPy's takes a while.
+    modules = (
+        *(jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random),
+        *(jax.scipy.linalg, jax.scipy.special),
+    )
     # JAX's jitted helpers are called `_threefry_split`, say, and some primitives `scatter-add`.
-    names = name, name.replace("-", "_")
-    return name.startswith("_") or any(not vars(m).keys().isdisjoint(names) for m in _OPERATIONS)
+    public = name.replace("-", "_")
+    return name.startswith("_") or any(public in vars(module) for module in modules)
 
 
 def check_report_path(path: pathlib.Path) -> None:
@@ -184,7 +184,7 @@ class CompileReport:
 
     def __init__(self) -> None:
         # With the numbers of their threads, of which several may have one name.
-        self._events: deque[tuple[int, ReportSpan]] = deque(maxlen=_MAX_EVENTS)
+        self._events: list[tuple[int, ReportSpan]] = []
 
     @property
     def rows(self) -> list[ReportRow]:
@@ -203,7 +203,7 @@ class CompileReport:
 
     @property
     def spans(self) -> list[ReportSpan]:
-        """The phases of all functions, by the time at which they began; the latest 100,000.
+        """The phases of all functions, by the time at which they began.
 
         Tracing JAX's operations within a function is part of that function's span.
         """
@@ -281,11 +281,9 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
     begun = time.perf_counter()
 
     def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
-        start = time.perf_counter() - begun - seconds
-        thread = threading.current_thread()
-        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
-        if record is None:
-            span = span._replace(called_by=innermost_line(sys._getframe(1)))
+        when, thread = time.perf_counter() - begun - seconds, threading.current_thread().name
+        called_by = innermost_line(sys._getframe(1)) if record is None else None
+        span = ReportSpan(function, phase, when, seconds, thread, from_cache, record, called_by)
         report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)

@@ -112,18 +112,17 @@ def program_of(jaxpr: Any, lowering: Any) -> Program:
 
     What is nested twice counts twice, as it is compiled twice.
     """
-    reader = _Reader(jaxpr.jaxpr)
-    n, calls_python = reader.n.total(), has_host_callback(lowering)
+    reader, calls_python = _Reader(jaxpr.jaxpr), has_host_callback(lowering)
+    n, arrays = reader.n.total(), sorted(reader.arrays, key=lambda each: (-each.bytes, each.line))
     lines = loops = notes = ()
     if n >= _MANY_EQUATIONS:
         lines, (loops, notes) = reader.lines(n), reader.notes(n, calls_python)
-    arrays = sorted(reader.arrays, key=lambda each: (-each.bytes, each.line))[:_MAX_ARRAYS]
     ins, outs = [
         Counter([(str(v.aval), _bytes(v.aval)) for v in variables])
         for variables in (jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars)
     ]
     saves = sum([count * size for (_, size), count in (ins & outs).items()])
-    what = n, lines, loops, notes, tuple(arrays), saves, calls_python
+    what = n, lines, loops, notes, tuple(arrays[:_MAX_ARRAYS]), saves, calls_python
     return Program(*what, memory_in(lowering))
 
 
@@ -144,39 +143,30 @@ def _nested(equation: Any) -> Iterator[Any]:
 # --- Stacks -----------------------------------------------------------------------------------
 
 
-class _Frame(NamedTuple):
-    """A line on a stack: of the user's, or of a library that there is advice for.
+class _Stack(NamedTuple):
+    """The user's lines that lead to an equation, and the loops and libraries that these are in."""
 
-    Or a jitted function of the user's that is inlined there.
-    """
+    #: As `policy:12`, outside in; of a function that calls itself, each once.
+    lines: tuple[str, ...] = ()
+    #: The innermost one, as `train.py:12`.
+    where: str = "a library"
+    #: Outside in: where a loop begins, with an empty kind; what is called for a kind of library; or
+    #: the name of an inlined function, with `_INLINED`.
+    parts: tuple[tuple[str, str], ...] = ()
 
-    #: Empty for the user's lines, a key of `_IN_LIBRARIES`, or `_INLINED`.
-    kind: str
-    #: As `train.py:12`; empty for libraries.
-    where: str
-    #: As `policy:12`.
-    name: str = ""
-    #: Where the loops around it begin, outside in.
-    loops: tuple[str, ...] = ()
+    def within(self, *parts: tuple[str, str]) -> "_Stack":
+        return self._replace(parts=tuple(dict.fromkeys((*self.parts, *parts))))
 
-
-_Stack = tuple[_Frame, ...]
-_JUMPS_BACK = {code for name, code in dis.opmap.items() if "JUMP" in name and "BACKWARD" in name}
-
-
-def _frame_at(code: types.CodeType, offset: int) -> _Frame | None:
-    """Return the line of an instruction; None in other libraries."""
-    filename, kind = code.co_filename, ""
-    if not is_users(filename):
-        kind = next((part for part in _IN_LIBRARIES if part in filename), None)
-    if kind is None:
-        return None
-    starts = [start for start, end in _loops_in(code) if start <= offset <= end]
-    loops = tuple([location(filename, _line_of(code, start)) for start in starts])
-    if kind:
-        return _Frame(kind, "", loops=loops)
-    line, name = _line_of(code, offset), code.co_qualname.rpartition("<locals>.")[2]
-    return _Frame("", location(filename, line), f"{name}:{line}", loops)
+    def call(self, kind: str, code: types.CodeType, offset: int) -> "_Stack":
+        """Return the stack with one more call on it."""
+        starts = [start for start, end in _loops_in(code) if start <= offset <= end]
+        if kind:
+            return self.within((self.where, kind)) if starts or kind == _DIFFRAX else self
+        line, *loops = [_line_of(code, each) for each in (offset, *starts)]
+        name = f"{code.co_qualname.rpartition('<locals>.')[2]}:{line}"
+        lines = self.lines if name in self.lines else (*self.lines, name)
+        stack = _Stack(lines, location(code.co_filename, line), self.parts)
+        return stack.within(*[(location(code.co_filename, loop), "") for loop in loops])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -184,7 +174,7 @@ def _loops_in(code: types.CodeType) -> list[tuple[int, int]]:
     """Return the offsets between which the bytecode jumps back, outside in."""
     ends: dict[int, int] = {}
     for each in dis.get_instructions(code):
-        if each.opcode in _JUMPS_BACK:
+        if "JUMP_BACKWARD" in each.opname:
             # Of several to one place, as by `continue`, the last is the end of the loop.
             ends[each.argval] = each.offset
     return sorted(ends.items(), key=lambda loop: loop[0] - loop[1])
@@ -195,30 +185,18 @@ def _line_of(code: types.CodeType, offset: int) -> int:
     return next(filter(None, lines), code.co_firstlineno)
 
 
-def _parts(stack: _Stack) -> list[tuple[str, str]]:
-    """Return the loops and libraries that a line is in, outside in: where each is, and its kind."""
-    where, parts = "a library", list[tuple[str, str]]()
-    for frame in stack:
-        where = frame.where or where
-        if frame.kind in (_DIFFRAX, _INLINED):
-            parts.append((where, frame.kind))
-        parts += [(where if frame.kind else loop, frame.kind) for loop in frame.loops]
-    return parts
-
-
 class _Reader:
     """The equations of a jaxpr, by the stacks on which they were made."""
 
     def __init__(self, jaxpr: Any):
-        self._frames: dict[tuple[int, int], _Frame | None] = {}
+        self._calls: dict[tuple[_Stack, int, int], _Stack] = {}
         self.n: Counter[_Stack] = Counter()
         #: The large ones.
         self.arrays: set[MadeArray] = set()
-        # How often each loop is passed.
+        # How often each loop is passed, and each jitted function of the user's is inlined.
         self._passes: Counter[tuple[str, str]] = Counter()
-        # How often each jitted function of the user's is inlined.
         self._n_inlined: Counter[str] = Counter()
-        self._read(jaxpr, (), None, 1)
+        self._read(jaxpr, _Stack(), None, 1)
 
     def _read(self, jaxpr: Any, around: _Stack, source: Any, n: int) -> None:
         """Read a jaxpr that is used `n` times on a stack.
@@ -227,11 +205,11 @@ class _Reader:
         """
         stacks: dict[Any, _Stack] = {None: around}
         visits: Counter[Any] = Counter()
-        nested: Counter[tuple[Any, _Stack]] = Counter()
+        nested: Counter[tuple[Any, _Stack, bool]] = Counter()
         for traceback, group in itertools.groupby(jaxpr.eqns, lambda e: e.source_info.traceback):
             equations = [*group]
             if traceback not in stacks:
-                stacks[traceback] = around + self._own_stack(traceback, source)
+                stacks[traceback] = self._stack_in(around, traceback, source)
             stack = stacks[traceback]
             self.n[stack] += n * len(equations)
             # The way back of a gradient goes through all lines again, and so does what
@@ -241,41 +219,50 @@ class _Reader:
                 visits[traceback] += 1
                 # The parts of one operation have one stack, too, but are hardly all alike.
                 alike = min(Counter([equation.primitive for equation in equations]).values())
-                for loop in _parts(stack)[-1:]:
+                for loop in stack.parts[-1:]:
                     self._passes[loop] = max(self._passes[loop], visits[traceback], alike)
             for equation in equations:
                 for each in _nested(equation):
-                    inlined, jitted = (), source_of(each) if "name" in equation.params else None
-                    if jitted and is_users(jitted[1]):
-                        inlined = (_Frame(_INLINED, f"`{jitted[0]}` ({location(*jitted[1:])})"),)
-                        self._n_inlined[inlined[0].where] += n
-                    nested[each, stack + inlined] += n
+                    # `jax.jit` names its equations, others that have a jaxpr don't.
+                    nested[each, stack, "name" in equation.params] += n
                 for variable in equation.outvars:
                     size = _bytes(variable.aval)
                     # What a jaxpr returns is an output of the equation around, if of any.
                     if size >= MANY_BYTES and variable not in jaxpr.outvars:
                         text = array_text(variable.aval.dtype, variable.aval.shape)
-                        lines = [frame.where for frame in stack if not frame.kind]
-                        self.arrays.add(MadeArray(text, size, (lines or ["a library"])[-1]))
-        for (each, stack), count in nested.items():
-            self._read(each, stack, source_of(each), count)
+                        self.arrays.add(MadeArray(text, size, stack.where))
+        for (each, stack, is_jitted), count in nested.items():
+            source = source_of(each)
+            if is_jitted and source and is_users(source[1]):
+                name = f"`{source[0]}` ({location(*source[1:])})"
+                self._n_inlined[name] += count
+                stack = stack.within((name, _INLINED))
+            self._read(each, stack, source, count)
 
-    def _own_stack(self, traceback: Any, source: Any) -> _Stack:
-        """Return the part of a traceback within the function that JAX traced, outside in."""
-        frames: list[_Frame | None] = []
+    def _stack_in(self, stack: _Stack, traceback: Any, source: Any) -> _Stack:
+        """Return the stack of an equation within the function that JAX traced on a stack."""
+        calls: list[tuple[types.CodeType, int]] = []
         for code, offset in stack_of(traceback):
-            if (id(code), offset) not in self._frames:
-                self._frames[id(code), offset] = _frame_at(code, offset)
-            frames.append(self._frames[id(code), offset])
+            calls.append((code, offset))
             if source:
                 is_traced = (code.co_filename, code.co_firstlineno) == source[1:]
             else:
                 # Ours, which calls the function under `filter_jit`.
                 is_traced = code.co_name == "_run" and code.co_filename.startswith(OUR_FILES)
             if is_traced:
-                return tuple([frame for frame in reversed(frames) if frame])
-        # What JAX traced for an earlier call came from elsewhere.
-        return ()
+                break
+        else:
+            # What JAX traced for an earlier call came from elsewhere.
+            return stack
+        for code, offset in reversed(calls):
+            kinds = [""] if is_users(code.co_filename) else _IN_LIBRARIES
+            for kind in [kind for kind in kinds if kind in code.co_filename]:
+                # JAX's traceback keeps the code, and so its number.
+                key = stack, id(code), offset
+                if key not in self._calls:
+                    self._calls[key] = stack.call(kind, code, offset)
+                stack = self._calls[key]
+        return stack
 
     # --- What is reported ---------------------------------------------------------------------
 
@@ -283,10 +270,8 @@ class _Reader:
         """Return the lines that make most equations, each with those that call it."""
         tree: Counter[tuple[str, ...]] = Counter()
         for stack, count in self.n.items():
-            # Each once, also of a function that calls itself.
-            path = (*dict.fromkeys([frame.name for frame in stack if frame.name]),)
-            for i in range(len(path)):
-                tree[path[: i + 1]] += count
+            for i in range(len(stack.lines)):
+                tree[stack.lines[: i + 1]] += count
         large = [(path, count) for path, count in tree.most_common() if count * 10 >= n]
         below: Counter[tuple[str, ...]] = Counter()
         for path, count in large:
@@ -297,14 +282,23 @@ class _Reader:
 
     def notes(self, n: int, calls_python: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return where loops of the user's are unrolled, and what to do about the size."""
+        found: Counter[tuple[str, str]] = Counter()
+        for stack, count in self.n.items():
+            n_around = 1
+            for where, kind in stack.parts:
+                n_passes = self._passes[where, kind]
+                # In each pass of the loop around it.
+                if n_passes >= _MANY_PASSES * n_around or kind in (_DIFFRAX, _INLINED):
+                    found[where, kind] += count
+                n_around = n_around if kind else max(n_around, n_passes)
         loops: list[str] = []
         notes: list[str] = []
-        for (where, kind), count in self._claims().most_common():
+        # Of as many equations, the outer one comes first.
+        for (where, kind), count in found.most_common():
             share, n_inlined = f"{count:,} of {n:,} equations", self._n_inlined[where]
             if not kind and count * 4 >= n:
                 loops.append(where)
                 notes.append(f"the loop at {where} is unrolled, and makes {share}: {_SCAN}.")
-            # A loop around that comes first.
             elif kind in _IN_LIBRARIES and count * 2 >= n and not loops:
                 also = ", and so does `throw=False`" if calls_python and kind == _DIFFRAX else ""
                 notes.append(f"{where} makes {share}, and {_IN_LIBRARIES[kind]}{also}.")
@@ -314,19 +308,3 @@ class _Reader:
                     "jitted function saves none."
                 )
         return tuple(loops), tuple(notes)
-
-    def _claims(self) -> Counter[tuple[str, str]]:
-        """Return the equations of each unrolled loop, inlined function, and use of a library."""
-        found: Counter[tuple[str, str]] = Counter()
-        for stack, count in self.n.items():
-            # Outside in, which is their order where one has as many equations as another.
-            claims: dict[tuple[str, str], int] = {}
-            n_around = 1
-            for where, kind in _parts(stack):
-                n_passes = self._passes[where, kind]
-                # In each pass of the loop around it.
-                if n_passes >= _MANY_PASSES * n_around or kind in (_DIFFRAX, _INLINED):
-                    claims[where, kind] = count
-                n_around = n_around if kind else max(n_around, n_passes)
-            found.update(claims)
-        return found

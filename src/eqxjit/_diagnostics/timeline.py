@@ -1,15 +1,17 @@
 """The timeline of a report: what was traced, lowered and compiled when, and why."""
 
 import collections
+import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._places import Caller
 from .trace import Trace
 
 
-class ReportSpan(NamedTuple):
+@dataclasses.dataclass
+class ReportSpan:
     """One phase of one function: an interval of the timeline.
 
     - `function`: its name.
@@ -17,12 +19,13 @@ class ReportSpan(NamedTuple):
     - `start`, `seconds`: when it began, from the beginning of the report, and how long it took,
         with all that is nested in it.
     - `thread`: the name of the thread.
-    - `depth`: how many spans it is nested in.
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `trace`: the `Trace` that it was for, with the reason for it; `None` for a function that isn't
         under eqxjit's `filter_jit`.
+    - `called_by`: the user's function and line that called a function without a `trace`, such as an
+        operation outside of any jit.
+    - `depth`: how many spans it is nested in.
     - `nested_seconds`: how much of `seconds` its nested spans took.
-    - `called_by`: the user's function and line that called an operation outside of any jit.
     """
 
     function: str
@@ -30,16 +33,11 @@ class ReportSpan(NamedTuple):
     start: float
     seconds: float
     thread: str
-    depth: int
     from_persistent_cache: bool
     trace: Trace | None
+    called_by: Caller | None
+    depth: int = 0
     nested_seconds: float = 0.0
-    called_by: Caller | None = None
-
-    @property
-    def end(self) -> float:
-        """When it ended, from the beginning of the report."""
-        return self.start + self.seconds
 
     @property
     def reason(self) -> str:
@@ -50,21 +48,21 @@ class ReportSpan(NamedTuple):
 def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
     """Return the spans of phases that ended, by their start, from their threads and times."""
     spans: list[ReportSpan] = []
-    # By thread, the indices of the spans around an event, outside in. A thread's phases end inside
-    # out: backwards, each comes right after those that it is nested in.
-    around: dict[int, list[int]] = collections.defaultdict(list)
-    for thread, span in reversed(events):
-        outer, start = around[thread], span.start
+    # By thread, the spans around an event, outside in. A thread's phases end inside out: backwards,
+    # each comes right after those that it is nested in.
+    around: dict[int, list[ReportSpan]] = collections.defaultdict(list)
+    for thread, event in reversed(events):
+        outer = around[thread]
         # Its middle, because JAX's clock isn't ours.
-        while outer and start + span.seconds / 2 <= spans[outer[-1]].start:
+        while outer and event.start + event.seconds / 2 <= outer[-1].start:
             outer.pop()
+        span = dataclasses.replace(event, depth=len(outer))
         if outer:
-            parent = spans[outer[-1]]
-            start = max(start, parent.start)
-            nested_seconds = parent.nested_seconds + span.end - start
-            spans[outer[-1]] = parent._replace(nested_seconds=nested_seconds)
-        spans.append(span._replace(start=start, seconds=span.end - start, depth=len(outer)))
-        outer.append(len(spans) - 1)
+            span.start = max(event.start, outer[-1].start)
+            span.seconds -= span.start - event.start
+            outer[-1].nested_seconds += span.seconds
+        spans.append(span)
+        outer.append(span)
     return sorted(spans, key=lambda span: (span.start, span.depth))
 
 
