@@ -81,7 +81,8 @@ class CallHandler:
             # Nothing is traced: what the function returns is described for this call alone.
             call.entry = new_entry(call)
             return self.attempt(call, self.run, call)
-        entry = self.find_entry(call)
+        # This compares static objects.
+        entry = call.entry = table.find(call.spec, lambda: new_entry(call))
         result = self.attempt(call, self.run, call)
         # While something is pending, each call would leave a fast path for `finish_fast`.
         if HAS_FAST_PATHS and not entry.pending:
@@ -90,11 +91,6 @@ class CallHandler:
             if native is None:
                 self.link()
         return result
-
-    def find_entry(self, call: Call) -> Entry:
-        """Return the entry of a call, a new one if there is none; this compares static objects."""
-        call.entry = self.table.find(call.spec) or self.table.add(new_entry(call))
-        return call.entry
 
     def attempt(self, call: Call, action: Callable[..., Any], *args: Any) -> Any:
         """Return what a part of a call returns; if it raises, drop what the call left behind."""
@@ -217,7 +213,7 @@ class CallHandler:
         """Return a call, what `stage(jitted)` makes of its arrays, and the trace if it made one."""
         __tracebackhide__ = True
         call, table = self.take_apart(args, kwargs, is_staged=True), self.table
-        entry = self.find_entry(call)
+        entry = call.entry = table.find(call.spec, lambda: new_entry(call))
         staged = self.attempt(call, make, call, stage(entry.jitted), *call.flat)
         trace = entry.end(call)
         # There is no program yet: the first call reads it.

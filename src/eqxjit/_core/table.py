@@ -82,7 +82,6 @@ class Table:
         self.lock = threading.RLock()
         self.signature = signature
         self.options = options
-        self.place = place
         self.history = History(signature.label, options.max_traces, place, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
@@ -92,14 +91,13 @@ class Table:
         self.n_hits = 0
         self._clock = itertools.count()
 
-    def find(self, spec: Spec) -> Entry | None:
-        """Return the entry of a spec, now the most recently used one; None if there is none."""
-        entry = self.entries.get(spec)
-        if entry is not None:
-            entry.last_used = next(self._clock)
+    def find(self, spec: Spec, make: Callable[[], Entry]) -> Entry:
+        """Return the entry of a spec, a new one if there is none: now the most recently used."""
+        entry = self.entries.get(spec) or self._add(make())
+        entry.last_used = next(self._clock)
         return entry
 
-    def add(self, entry: Entry) -> Entry:
+    def _add(self, entry: Entry) -> Entry:
         """Add an entry in place of the least used; return another thread's, if that was first."""
         added = self.entries.setdefault(entry.spec, entry)
         if added is entry:
@@ -114,11 +112,8 @@ class Table:
         while maxsize is not None and len(self.entries) > maxsize:
             # In one C call, because other threads and garbage collection change the dict.
             least_used = min(list(self.entries.values()), key=lambda each: each.last_used)
-            reason = f"its entry was the least recently used of more than {maxsize}"
-            # Only the user can change the bound.
-            if self.place.is_users:
-                reason += "; with that many static structures in use, raise `maxsize`"
-            self.drop(least_used.spec, reason)
+            why = f"its entry was the least recently used of more than {maxsize}: raise `maxsize`"
+            self.drop(least_used.spec, why)
         return added
 
     def drop(self, spec: Spec, reason: str = "") -> None:
