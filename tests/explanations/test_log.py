@@ -213,7 +213,7 @@ STORMS = {
     "cleared": (cleared, ["cache evicted or cleared: JAX's caches no longer hold it"]),
     "evicted": (
         one(lambda i: (X, "ab"[i % 2]), lambda x, n: x, maxsize=1),
-        ["cache evicted or cleared: its entry was the least recently used of more than 1"],
+        ["cache evicted or cleared: its entry was the least recently used of more than"],
     ),
 }
 

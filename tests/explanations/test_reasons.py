@@ -324,7 +324,7 @@ def test_cleared_and_evicted_caches(warm):
     call(1)
     for clear, text in (
         (jax.clear_caches, "jax.clear_caches()"),
-        (lambda: (call(2), call(3)), "raise `maxsize`"),
+        (lambda: (call(2), call(3)), "more than `maxsize=2`"),
         (f.clear_cache, "clear_cache"),
     ):
         clear()

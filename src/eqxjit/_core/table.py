@@ -112,7 +112,7 @@ class Table:
         while maxsize is not None and len(self.entries) > maxsize:
             # In one C call, because other threads and garbage collection change the dict.
             least_used = min(list(self.entries.values()), key=lambda each: each.last_used)
-            why = f"its entry was the least recently used of more than {maxsize}: raise `maxsize`"
+            why = f"its entry was the least recently used of more than `maxsize={maxsize}`"
             self.drop(least_used.spec, why)
         return added
 
