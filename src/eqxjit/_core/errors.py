@@ -108,7 +108,8 @@ def split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | 
     path, is_static = "", False
     value: Any = None
     paths: dict[int, str] = {}
-    # Outside in, because to take it apart again would run the user's code again.
+    # From the frames, outside in, because to take it apart again would run the user's code again.
+    # Each has the `value` that it took apart, and that of a node its `spec` up to the child.
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code in (_split_leaf.__code__, static_key.__code__):
             value, is_static = frame.f_locals["value"], True

@@ -103,15 +103,14 @@ def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     # Before the user's code runs: it may raise.
     trace = table.history.begin(call)
     entry.begin(trace, call)
-    is_made = False
     try:
         with events.tracing(entry, trace):
             output = entry.describe(_run(entry, call, leaves), call.all_statics)
-        is_made = True
+        trace._is_made = True
+        return output
     finally:
         # Also for one that failed: others must not wait for it, nor is it counted.
-        table.history.end(trace, is_made)
-    return output
+        table.history.end(trace)
 
 
 def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Any:

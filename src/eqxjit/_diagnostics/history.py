@@ -140,12 +140,11 @@ class History:
             compiled[_MAX_LISTED:] = [f"and {len(compiled) - _MAX_LISTED} more"]
         return "\n  - ".join(["\n  It is compiled for", *compiled])
 
-    def end(self, trace: Trace, is_made: bool) -> None:
+    def end(self, trace: Trace) -> None:
         """Count a trace, if the function returned."""
         with self._lock:
             self._begun.remove(trace)
-            trace._is_made = is_made
-            if not is_made:
+            if not trace._is_made:
                 return
             self.n_traces += 1
             trace.number = self.n_traces

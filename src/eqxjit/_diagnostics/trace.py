@@ -81,8 +81,8 @@ class Trace:
     _relative: Description | None = None
     # Whether there is anything to compare it with.
     _is_again: bool = False
-    # Whether the user's function returned, and what it returned was read; None until then.
-    _is_made: bool | None = None
+    # Whether the user's function returned, and what it returned was read.
+    _is_made: bool = False
     _begun: float = dataclasses.field(default_factory=time.perf_counter)
     _hits: int = 0
     # How many of JAX's phases were under way in its thread when it began.
