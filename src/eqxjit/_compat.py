@@ -40,28 +40,27 @@ def _do_nothing(*_: Any) -> Any:
 #: Which back end is in use, and why.
 why_back_end = "native"
 
-_native: Any = _private("eqxjit._native")
-# That of `_native.c` as it is now: it may have been built from an older one.
-if getattr(_native, "INTERFACE", None) != 59:
+#: `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so.
+native: Any = _private("eqxjit._native")
+
+# That of `native.c` as it is now: it may have been built from an older one.
+if getattr(native, "INTERFACE", None) != 59:
     # No compiler where it was installed, or another Python: Python serves.
-    _native = None
+    native = None
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
 
 _IS_NATIVE = switch("EQXJIT_NATIVE")
 if _IS_NATIVE is False:
-    _native = None
+    native = None
     why_back_end = "Python, because EQXJIT_NATIVE=0"
-elif _IS_NATIVE and _native is None:
+elif _IS_NATIVE and native is None:
     raise ImportError(
         "`EQXJIT_NATIVE=1` asks for a native back end, and none is built for this Python. Install "
         "a C compiler and Python's headers, then eqxjit again, by `pip install --force-reinstall "
         "--no-deps`; or unset the variable."
     )
 
-#: `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so.
-native: Any = _native
-
-if TYPE_CHECKING or _native is not None:
+if TYPE_CHECKING or native is not None:
     # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
     from ._native import Dispatcher, connect
 else:
@@ -300,27 +299,26 @@ if {*getattr(UpstreamWrapper, "__dataclass_fields__", ())} != {
     UpstreamWrapper = None
 
 
-def _jitted(dynamic_donate: Any, dynamic_nodonate: Any, static: Any) -> None:
-    """Stands for what Equinox passes to `jax.jit`, by these names."""
-
-
 def upstream_donation(wrapper: Any) -> Any:
-    """Return the `donate` of an upstream wrapper; None if it has other options, too."""
-    plain = jax.jit(_jitted, donate_argnums=0, static_argnums=2)
-    if _jit_options(wrapper._cached) != _jit_options(plain):
+    """Return the `donate` of an upstream wrapper; None if it may have other options, too."""
+
+    # As Equinox has it, where there are none.
+    def plain(dynamic_donate: Any, dynamic_nodonate: Any, static: Any) -> None: ...
+
+    jitted: Any = jax.jit(plain, donate_argnums=0, static_argnums=2)
+    try:
+        found, expected = [
+            each._jit_info._replace(fun_sourceinfo=None, fun_signature=None)
+            for each in (wrapper._cached, jitted)
+        ]
+    except (AttributeError, TypeError, ValueError):
+        return None
+    if found != expected:
         return None
     if not wrapper.donate_rest:
         return "none"
     donate = "all" if wrapper.filter_warning else "warn"
     return donate if wrapper.donate_first else f"{donate}-except-first"
-
-
-def _jit_options(jitted: Any) -> Any:
-    """Return JAX's record of a jitted function's options; the function if there is none."""
-    try:
-        return jitted._jit_info._replace(fun_sourceinfo=None, fun_signature=None)
-    except (AttributeError, TypeError, ValueError):
-        return jitted
 
 
 # --- What tracing depends on ------------------------------------------------------------------

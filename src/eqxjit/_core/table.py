@@ -1,7 +1,6 @@
 """A function under `filter_jit`, its table of entries by spec, and where functions keep these."""
 
 import functools
-import inspect
 import itertools
 import sys
 import threading
@@ -213,7 +212,7 @@ class Function:
 
     def __repr__(self) -> str:
         # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
-        return f"<{self.signature.qualname}{inspect.Signature(self.signature.parameters)}>"
+        return f"<{self.signature.qualname}{self.signature.inspected}>"
 
     def combine(self, arrays: Sequence[Any]) -> Any:
         return combine(self.spec, iter(arrays), iter(self.statics))

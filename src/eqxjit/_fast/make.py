@@ -1,9 +1,5 @@
 """Makes fast paths: in C where that is built, in generated Python elsewhere."""
 
-import itertools
-import operator
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 from jax.core import Tracer
@@ -35,20 +31,16 @@ class PythonFast:
     - `hits`: how many calls it has served; `hits_before`: as of when the table last looked.
     """
 
+    __slots__ = "_make", "entry", "hits", "hits_before"
+
     def __init__(self, function: Any, entry: Any):
         self.entry = entry
-        self.hits_before = 0
+        self.hits = self.hits_before = 0
         _, self._make = Writer(function, entry).write()
-        #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
-        self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)
-
-    @property
-    def hits(self) -> int:
-        return sys.maxsize - operator.length_hint(self._counter)
 
     def instantiate(self, handler: Any, otherwise: Any) -> Any:
         signature, statics = handler.function.signature, handler.function.statics
-        bound = handler, otherwise, self.entry.jitted, self._counter
+        bound = handler, otherwise, self.entry.jitted, self
         made = self._make(*bound, *statics, *handler.fun_arrays)
         made.__name__, made.__qualname__ = signature.name, signature.called
         return made

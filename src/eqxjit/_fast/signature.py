@@ -33,8 +33,9 @@ class Signature:
     - `name`, `qualname`: what error messages call the function; `label`: what a list calls it.
     - `called`: what Python's error for a wrong call names, before `()`.
     - `location`: where it is defined; None if it isn't written in Python.
-    - `parameters`: the user's parameters, without annotations, all defaults `absent`; where the
-        function has no signature that can be read, `*args, **kwargs`.
+    - `inspected`: the signature, without annotations, all defaults `absent`; where the function has
+        none that can be read, `*args, **kwargs`.
+    - `parameters`: the parameters in it.
     - `values`: source of a tuple of their values.
     """
 
@@ -53,12 +54,12 @@ class Signature:
         self.called = f"{wrapper}({self.label})" if wrapper else qualname
         self.location = location_of(fun)
         # Without annotations, which may be any expression, and defaults, which may change later.
-        self.parameters = tuple(
-            [
-                p.replace(default=p.empty if p.default is p.empty else absent, annotation=p.empty)
-                for p in signature.parameters.values()
-            ]
-        )
+        parameters = [
+            p.replace(default=p.empty if p.default is p.empty else absent, annotation=p.empty)
+            for p in signature.parameters.values()
+        ]
+        self.inspected = inspect.Signature(parameters)
+        self.parameters = tuple(self.inspected.parameters.values())
         self.values = "".join([f"{parameter.name}, " for parameter in self.parameters])
 
     @functools.cached_property
@@ -80,21 +81,13 @@ class Signature:
 
     def arguments_among(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return `(args, kwargs)` of a call from the values of the parameters."""
-        positional: list[Any] = []
-        keywords: dict[str, Any] = {}
-        is_left_out = False
-        for parameter, value in zip(self.parameters, values, strict=True):
-            if parameter.kind == Parameter.VAR_POSITIONAL:
-                positional.extend(value)
-            elif parameter.kind == Parameter.VAR_KEYWORD:
-                keywords.update(value)
-            elif value is absent:
-                is_left_out = True
-            elif parameter.kind == Parameter.KEYWORD_ONLY or is_left_out:
-                keywords[parameter.name] = value
-            else:
-                positional.append(value)
-        return tuple(positional), keywords
+        given = {
+            parameter.name: value
+            for parameter, value in zip(self.parameters, values, strict=True)
+            if value is not absent and (parameter.kind != Parameter.VAR_POSITIONAL or value)
+        }
+        bound = inspect.BoundArguments(self.inspected, given)  # type: ignore[arg-type]
+        return bound.args, bound.kwargs
 
     @functools.cached_property
     def _receive(self) -> Callable[..., tuple[Any, ...]]:
@@ -107,7 +100,7 @@ class Signature:
     def header(self, default: str) -> str:
         """Return the user's parameters as source, with a variable's name for each default."""
         # All defaults are `absent`.
-        return str(inspect.Signature(self.parameters))[1:-1].replace(f"={absent}", f"={default}")
+        return str(self.inspected)[1:-1].replace(f"={absent}", f"={default}")
 
     def forwarded(self) -> list[str]:
         """Return the source of the arguments that pass a call on to another of this signature."""

@@ -41,7 +41,7 @@ _LONGEST_NAME = 22
 # The source of a fast path. A name of ours begins with `$`, which becomes underscores that no name
 # of the user's begins with; what is in braces is filled in.
 _TEMPLATE = """\
-def make_call($handler, $otherwise, $jitted, $hits{bound}):
+def make_call($handler, $otherwise, $jitted, $fast{bound}):
     def {function}({parameters}):
         try:
             try:
@@ -75,7 +75,7 @@ def make_call($handler, $otherwise, $jitted, $hits{bound}):
             ):
                 # A program is to be read, or this is the output of another trace than the first.
                 return $handler.finish_fast($arrays, $call_of($record))
-            $next($hits)
+            $fast.hits += 1
 {statements}
         except $BaseException:
             $trim()
@@ -112,7 +112,7 @@ _NAME = vars(type)["__name__"].__get__
 
 # What the source refers to by these names.
 _NAMED = (
-    *(BaseException, KeyError, dict, len, map, next, tuple, type),
+    *(BaseException, KeyError, dict, len, map, tuple, type),
     *(as_array, call_of, flatten_one_level, is_transformed, same, trim, unflatten_node),
 )
 _SCOPE = {f"${each.__name__}": each for each in _NAMED} | {
@@ -160,8 +160,8 @@ class Writer:
     def write(self) -> tuple[str, Callable[..., Any]]:
         """Return the source, and the function `make_call` that it defines.
 
-        This returns the fast path of one wrapper, for `(handler, otherwise, jitted, hits,
-        *fun_statics, *fun_arrays)`; `next(hits)` counts a call.
+        This returns the fast path of one wrapper, for `(handler, otherwise, jitted, fast,
+        *fun_statics, *fun_arrays)`; `fast.hits` counts calls.
 
         **Raises:**
 

@@ -16,7 +16,7 @@ import struct
 import types
 import weakref
 from collections.abc import Callable, Collection, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -97,29 +97,19 @@ class IdentityRef(weakref.ref[Any]):
         return type(other) is IdentityRef and value is not None and value is other()
 
 
-class _Static:
+class _Static(NamedTuple):
     """A static object in a spec, by its key.
 
     - `key`: the key.
     - `ask`: whether JAX's registry has to be asked if the class became a node meanwhile.
     """
 
-    __slots__ = ("_hash", "ask", "key")
-
-    def __init__(self, key: Hashable, ask: bool = False):
-        self.key = key
-        self.ask = ask
-        self._hash = hash(key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and self._hash == other._hash and self.key == other.key
+    key: Hashable
+    ask: bool = False
 
 
 # In C, because hashing and comparing specs calls its methods for each static object.
-Static: type[_Static] = _Static if native is None else native.Static
+Static: Any = _Static if native is None else native.Static
 
 
 class _TooLarge(Exception):
@@ -169,17 +159,8 @@ def _keys(parts: Collection[Any], left: list[int]) -> list[Hashable]:
 
 
 def _by_identity(value: Any) -> Hashable:
-    kind = type(value)
-    if not kind.__weakrefoffset__:
-        # As of `object()`: its `==` is by identity all the same.
-        return Opaque(value, True)
-    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
-        # Equal while alive if the referents are, that is, by identity; and compared in C.
-        ref = weakref.ref(value)
-        # A reference keeps its hash, and has none to make once its object is gone.
-        hash(ref)
-        return ref
-    return IdentityRef(value)
+    # An `object()` has no weak references: its `==` is by identity all the same.
+    return IdentityRef(value) if type(value).__weakrefoffset__ else Opaque(value, True)
 
 
 # --- What is read of an object, for its key -------------------------------------------------------

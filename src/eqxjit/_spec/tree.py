@@ -142,7 +142,7 @@ def _split(
         values = [*map(found.__getitem__, names)]
         spec, below, fixed = [MODULE, kind, names], values[:n], values[n:]
     # A dict with other keys is a node, whose metadata are its keys and their types.
-    elif kind is dict and {*map(type, value)} <= _ONLY_STR:
+    elif kind is dict and {*map(type, value)} <= {str}:
         # As JAX does: arrays come in its order.
         keys = tuple(sorted(value))
         spec, below = [DICT, dict, keys], [value[key] for key in keys]
@@ -183,9 +183,6 @@ def _split(
         statics.append(child)
         spec.append(Static(child if type(child) in THEMSELVES else static_key(child)))
     return tuple(spec)
-
-
-_ONLY_STR = {str}
 
 
 def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
