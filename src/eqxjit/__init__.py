@@ -4,18 +4,13 @@ from eqxjit import filter_jit  # instead of: from equinox import filter_jit
 """
 
 import importlib.metadata as _metadata
-import sys as _sys
+import inspect as _inspect
 import typing as _typing
 
 from . import types
 from ._core.options import Options as _Options
 from ._core.traced import currently_jitting
-from ._core.wrapper import (
-    _blank,
-    _wrap,
-    fast_filter_jit,
-    filter_jit,
-)
+from ._core.wrapper import _blank, _wrap, fast_filter_jit, filter_jit
 from ._deploy.freeze import freeze, load
 from ._deploy.install import install, uninstall
 from ._deploy.pack import Packed, _from_skeleton, pack
@@ -41,20 +36,11 @@ __all__ = [
     "uninstall",
 ]
 
-
-def __dir__() -> list[str]:
-    # Neither is for `from eqxjit import *`: a script has a version and the library's `types`.
-    return sorted([*__all__, "__version__", "types"])
-
-
 # Users know them by these names: in tracebacks, pickles and `help`.
-for _module in (_sys.modules[__name__], types):
-    for _name in _module.__all__:
-        _value = getattr(_module, _name)
-        if isinstance(_value, type):
-            # Where doctest looks for the examples of its methods, which are of that file still.
-            vars(_sys.modules[_value.__module__]).setdefault("__test__", {})[_name] = _value
-        _value.__module__ = _module.__name__
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+for _value in filter(_inspect.isclass, [*vars(types).values()]):
+    _value.__module__ = types.__name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.
 for _value in (_blank, _wrap, _from_skeleton, _Pattern):

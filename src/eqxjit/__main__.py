@@ -13,8 +13,7 @@ import contextlib
 import importlib.machinery
 import importlib.metadata
 import os
-import pathlib
-import platform
+import re
 import runpy
 import sys
 import types
@@ -25,9 +24,7 @@ import jax
 from ._compat import why_back_end
 from ._deploy.install import install
 from ._diagnostics.log import explain_retraces
-from ._diagnostics.report import CompileReport, check_report_path, recording
-
-_SWITCHES = ("EQXJIT_", "EQX_ON_ERROR", "JAX_", "XLA_FLAGS")
+from ._diagnostics.report import CompileReport, recording
 
 
 def main(argv: list[str]) -> None:
@@ -39,7 +36,7 @@ def main(argv: list[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--info", action="store_true", help="print versions, devices and switches")
-    parser.add_argument("--report", type=_report_path, metavar="FILE", help="write a report there")
+    parser.add_argument("--report", type=os.path.abspath, metavar="FILE", help="write a report")
     parser.add_argument("--explain", action="store_true", help="log why functions are traced again")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", nargs="?", help="a script, or a module; then its arguments")
@@ -51,66 +48,41 @@ def main(argv: list[str]) -> None:
     program = chosen.program
     if program is None:
         parser.error("a script or a module is required")
-    if not chosen.module and not os.path.isfile(program):
-        parser.error(f"can't open file {program!r}: no such file")
     sys.argv = [program, *chosen.arguments]
-    sys.excepthook = _without_our_frames(sys.excepthook)
-    install()
+    sys.excepthook = _show_error
     with contextlib.ExitStack() as stack:
         if chosen.explain:
             stack.enter_context(explain_retraces())
         if chosen.report is not None:
-            report = CompileReport()
-            stack.enter_context(recording(report))
+            report = stack.enter_context(recording(CompileReport()))
+            # Now, too, because a program may run for hours before this turns out to be impossible.
+            report.save(chosen.report)
             # However the program ends.
             stack.callback(report.save, chosen.report)
+        install()
         if chosen.module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
             _run_script(program)
 
 
-def _report_path(text: str) -> pathlib.Path:
-    # The script may change the directory.
-    path = pathlib.Path(text).absolute()
-    try:
-        check_report_path(path)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"no such folder: {str(path.parent)!r}")
-    return path
-
-
-def _without_our_frames(hook: Any) -> Any:
-    """Return an `excepthook` that shows an error as if Python itself had run the program."""
-
-    def show(kind: Any, error: BaseException, traceback: types.TracebackType | None) -> None:
-        # Those of `runpy` and `importlib` are called `<frozen ...>`.
-        while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(
-            (__file__, "<frozen ")
-        ):
-            traceback = traceback.tb_next
-        hook(kind, error.with_traceback(traceback), traceback)
-
-    return show
+def _show_error(kind: Any, error: BaseException, traceback: types.TracebackType | None) -> None:
+    """Show an error as if Python itself had run the program."""
+    # The frames of `runpy` and `importlib` are called `<frozen ...>`.
+    while traceback and traceback.tb_frame.f_code.co_filename.startswith((__file__, "<frozen ")):
+        traceback = traceback.tb_next
+    sys.__excepthook__(kind, error.with_traceback(traceback), traceback)
 
 
 def _show_info() -> None:
     """Print what a report of a bug should have."""
-    for name in ("eqxjit", "jax", "jaxlib", "equinox"):
-        print(f"{name:<10} {importlib.metadata.version(name)}")
-    switches = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_SWITCHES)]
-    print(f"python     {platform.python_version()} ({sys.executable})")
-    print(f"platform   {platform.platform()}")
-    print(f"back end   {why_back_end}")
-    print(f"switches   {', '.join(switches) or 'none'}")
-    try:
-        devices = ", ".join(f"{device} ({device.device_kind})" for device in jax.devices())
-    except (AssertionError, ImportError, OSError, RuntimeError) as error:
-        # JAX finds no device of the platform that was asked for, or no plugin.
-        devices = f"none: {type(error).__name__}: {error}"
-    print(f"devices    {devices}")
+    for name in ("eqxjit", "equinox"):
+        print(f"{name}: {importlib.metadata.version(name)}")
+    print(f"back end: {why_back_end}")
+    for name in filter(re.compile("EQXJIT_|EQX_").match, os.environ):
+        print(f"{name}={os.environ[name]}")
+    # Last, because it raises where JAX finds no device.
+    jax.print_environment_info()
 
 
 def _run_script(path: str) -> None:

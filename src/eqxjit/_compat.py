@@ -194,19 +194,6 @@ def copy_in_tracer(tracer: Any) -> None:
             setattr(tracer, name, np.array(value))
 
 
-def is_sharded_aval(aval: Any) -> bool:
-    """Return whether a traced array is sharded by its type, or one shard inside `jax.shard_map`."""
-    # The names have changed from release to release. Without them such arrays share buffers with
-    # others, which then become sharded as they are.
-    manual = getattr(aval, "manual_axis_type", None)
-    spec = getattr(getattr(aval, "sharding", None), "spec", ())
-    return bool(
-        getattr(manual, "varying", None)
-        or getattr(aval, "vma", None)
-        or any(axis is not None for axis in spec)
-    )
-
-
 # --- Errors -----------------------------------------------------------------------------------
 
 # Equinox smuggles the message and the stack of a runtime error out of its callback here.

@@ -3,34 +3,21 @@
 Functions and methods of eqxjit make them, so that you needn't call them.
 """
 
-from ._core.ahead import CompileCost, Compiled, Lowered
-from ._core.table import CacheInfo
-from ._core.wrapper import BoundJitFunction, JitFunction
-from ._deploy.freeze import FrozenFunction
-from ._diagnostics.differences import Difference
-from ._diagnostics.report import CompileReport, ReportRow
-from ._diagnostics.size import MadeArray, Memory, Program
-from ._diagnostics.timeline import ReportSpan
-from ._diagnostics.trace import Seconds, Trace, TraceList
-from ._places import CallSite
-
-__all__ = [
-    "BoundJitFunction",
-    "CacheInfo",
-    "CallSite",
-    "CompileCost",
-    "CompileReport",
-    "Compiled",
-    "Difference",
-    "FrozenFunction",
-    "JitFunction",
-    "Lowered",
-    "MadeArray",
-    "Memory",
-    "Program",
-    "ReportRow",
-    "ReportSpan",
-    "Seconds",
-    "Trace",
-    "TraceList",
-]
+from ._core.ahead import CompileCost as CompileCost
+from ._core.ahead import Compiled as Compiled
+from ._core.ahead import Lowered as Lowered
+from ._core.table import CacheInfo as CacheInfo
+from ._core.wrapper import BoundJitFunction as BoundJitFunction
+from ._core.wrapper import JitFunction as JitFunction
+from ._deploy.freeze import FrozenFunction as FrozenFunction
+from ._diagnostics.differences import Difference as Difference
+from ._diagnostics.report import CompileReport as CompileReport
+from ._diagnostics.report import ReportRow as ReportRow
+from ._diagnostics.size import MadeArray as MadeArray
+from ._diagnostics.size import Memory as Memory
+from ._diagnostics.size import Program as Program
+from ._diagnostics.timeline import ReportSpan as ReportSpan
+from ._diagnostics.trace import Seconds as Seconds
+from ._diagnostics.trace import Trace as Trace
+from ._diagnostics.trace import TraceList as TraceList
+from ._places import CallSite as CallSite

@@ -124,21 +124,23 @@ def test_weak_types_become_strong_and_numpy_arrays_jax_arrays():
         assert_unpacked(packed, tree)
 
 
-def test_arrays_that_jax_does_not_take_stay():
-    words, dates = np.array(["a", "b"]), np.array(["2020-01-01"], "datetime64[D]")
-    objects, record = np.array([None, {}], object), np.zeros(2, [("a", int), ("b", float)])
-    tree = [jnp.ones(2), words, dates, objects, record, jnp.ones(3)]
-    packed = pack(tree)
-    assert len(packed.arrays) == 5
-    assert all(a is b for a, b in zip(packed.unpack()[1:5], tree[1:5], strict=True))
+@pytest.mark.parametrize("values", [["a"], np.array(["2020"], "datetime64[D]"), [None, {}]])
+def test_arrays_that_jax_does_not_take(values):
+    with pytest.raises(TypeError, match="not a valid JAX array type"):
+        pack([jnp.ones(2), np.array(values)])
 
 
 # The first ones are what an optimizer without a state has for one.
-@pytest.mark.parametrize("tree", [(), None, {}, [None, ()], jnp.ones(3), [jnp.ones(0)]])
+@pytest.mark.parametrize("tree", [(), None, {}, [None, ()], jnp.ones(3), [jnp.ones(0)], [3, "a"]])
 def test_nothing_to_share(tree):
     packed = pack(tree)
     assert_same(packed.unpack(), tree)
     assert all(a is b for a, b in zip(packed.arrays, jax.tree.leaves(tree), strict=False))
+
+
+def test_packed_twice():
+    packed = pack(pack([jnp.ones(2), jnp.zeros(3, int), jnp.ones(())]))
+    assert_same(packed.unpack().unpack(), [jnp.ones(2), jnp.zeros(3, int), jnp.ones(())])
 
 
 def test_large_leaves_are_left_alone():
@@ -318,7 +320,7 @@ def test_filtered_and_combined():
     [
         ([jnp.ones(10), jnp.ones(())], "2 arrays in 1 buffer, 44 B"),
         ([jnp.ones(500)] * 2 + [jnp.ones(2, int)] * 2, "4 arrays in 2 buffers, 4,016 B"),
-        ([jnp.ones(2)] * 2 + [jnp.ones(9999)], "2 arrays in 1 buffer, 1 as it is, 40,012 B"),
+        ([jnp.ones(2)] * 2 + [jnp.ones(9999)], "3 arrays in 2 buffers, 40,012 B"),
         (None, "0 arrays in 0 buffers, 0 B"),
     ],
 )
@@ -394,10 +396,10 @@ def test_forgetting_to_unpack():
     for error, text, use in [
         (AttributeError, r"packed\.unpack\(\)\.layers", lambda: packed.layers),
         (AttributeError, r"unpack\(\)\.layers", lambda: eqx.tree_at(lambda p: p.layers, packed, 1)),
-        (TypeError, r"packed\.unpack\(\)\(\.\.\.\)", lambda: packed(jnp.ones(3))),
-        (TypeError, r"packed\.unpack\(\)\(\.\.\.\)", lambda: vmapped(packed, jnp.ones((2, 3)))),
-        (TypeError, r"packed\.unpack\(\)\['w'\]", lambda: as_dict["w"]),
-        (TypeError, r"packed\.unpack\(\)\[", lambda: next(iter(as_dict))),
+        (TypeError, "'Packed' object is not callable", lambda: packed(jnp.ones(3))),
+        (TypeError, r"callable value, got Packed\(", lambda: vmapped(packed, jnp.ones((2, 3)))),
+        (TypeError, "'Packed' object is not subscriptable", lambda: as_dict["w"]),
+        (TypeError, "'Packed' object is not iterable", lambda: next(iter(as_dict))),
         (TypeError, r"class .eqxjit\.Packed.", lambda: jnp.sum(packed)),
         (TypeError, "Packed", lambda: jnp.ones(3) + packed),
     ]:
@@ -419,7 +421,7 @@ def test_a_structure_that_changes_in_a_loop():
 
 def test_inference_mode_is_of_the_unpacked():
     """It looks for attributes, and would find none."""
-    packed, without = pack([mlp(), eqx.nn.Dropout(0.5)]), pack(mlp())
+    packed = pack([mlp(), eqx.nn.Dropout(0.5)])
     for switch in (
         lambda: eqx.nn.inference_mode((packed, None)),
         lambda: eqx.tree_at(lambda p: p.inference, packed, True),
@@ -429,26 +431,17 @@ def test_inference_mode_is_of_the_unpacked():
             switch()
     unpacked = eqx.nn.inference_mode(packed.unpack())
     assert pack(unpacked).unpack()[1].inference
-    assert not hasattr(without, "inference")
-    assert eqx.nn.inference_mode(without).layout is without.layout
 
 
 def test_unpacking_what_is_no_longer_a_packed_tree():
     packed = pack(mlp())
-    with pytest.raises(ValueError, match=r"takes apart arrays.*holds True"):
+    with pytest.raises(ValueError, match=r"takes apart arrays.*one of shape \(\)\."):
         jax.tree.map(lambda _: True, packed).unpack()
-    with pytest.raises(ValueError, match=r"last axis.* holds Array"):
+    with pytest.raises(ValueError, match=r"last axis.* one of shape \(1,\)\."):
         jax.tree.map(lambda a: a[:1], packed).unpack()
 
 
 def test_trees_that_cannot_be_packed():
-    for tree in (3, "text", [None, 3], [{"lr": 0.1}]):
-        with pytest.raises(ValueError, match="takes a pytree of arrays, and there is none in"):
-            pack(tree)
-    packed = pack(mlp())
-    for tree, path in [(packed, "tree"), ([1, {"a": (packed,)}], r"tree\[1\]\['a'\]\[0\]")]:
-        with pytest.raises(ValueError, match=f"`{path}` is packed already.*`unpack` it first"):
-            pack(tree)
     cycle = []
     cycle.append(cycle)
     with pytest.raises(ValueError, match="contains itself"):

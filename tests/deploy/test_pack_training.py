@@ -281,9 +281,9 @@ def test_an_optimizer_that_fails_for_a_packed():
         lambda params: jax.tree_util.tree_map_with_path(lambda p, _: names[str(p[-1])], params),
     )
     for optimizer in (optax.masked(optax.sgd(0.1), mask), optax.adamw(1e-3, mask=mask), by_name):
-        with pytest.raises(ValueError, match=r"it takes the tree, but raises.*repack\(") as caught:
+        with pytest.raises((ValueError, KeyError)) as caught:
             eqxjit.pack(model(), optimizer=optimizer)
-        assert isinstance(caught.value.__cause__, (ValueError, KeyError))
+        assert "then on the `Packed`. If it doesn't fit, pass" in "\n".join(caught.value.__notes__)
 
 
 def test_errors_that_are_no_misfit():

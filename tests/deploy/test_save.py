@@ -159,7 +159,7 @@ def test_several_symbols(tmp_path):
     }.items():
         with pytest.raises(ValueError, match="`fun` was saved for") as caught:
             call(*sizes)
-        for text in (*texts, "A symbol stands for one size, from 1 on."):
+        for text in texts:
             assert text in str(caught.value)
 
 
@@ -173,8 +173,6 @@ def test_symbols_of_two_scopes_are_refused(tmp_path):
     frozen.save(path, *map(struct, shapes))
     ones = jnp.ones((2, 4))
     assert eqxjit.load(path)(ones, ones).tolist() == (2 * ones).tolist()
-    with pytest.raises(ValueError, match="give a size for each dimension"):
-        frozen.compile(*map(struct, shapes))
 
 
 # --- Wrong calls ------------------------------------------------------------------------------
@@ -208,21 +206,19 @@ def test_other_arguments_are_refused(tmp_path):
     assert loaded.cache_info()[:2] == (1, 1)
 
 
-def test_a_loaded_function_under_transformations_says_what_to_do(tmp_path):
-    def doubled(x):
-        return x * 2
-
-    x = jnp.ones(3)
-    loaded = eqxjit.load(saved(tmp_path, doubled, x))
-    for _ in range(CALLS):
-        assert loaded(x).tolist() == [2, 2, 2]
-        for transformed in (
-            lambda: jax.vmap(loaded)(jnp.ones((2, 3))),
-            lambda: jax.grad(lambda x: loaded(x).sum())(x),
-            lambda: jax.jvp(loaded, (x,), (x,)),
-        ):
-            with pytest.raises(NotImplementedError, match=r"`.*doubled` was loaded from a file"):
-                transformed()
+def test_a_loaded_function_under_transformations(tmp_path):
+    """Mapped, it is called once for each element; it can't be differentiated."""
+    x = jnp.arange(3.0)
+    for bound in (0, 2**20):
+        own = eqx.Partial(jnp.multiply, x + 1)
+        loaded = eqxjit.load(saved(tmp_path, own, x, bound=bound))
+        for _ in range(CALLS):
+            assert_same(jax.vmap(loaded)(jnp.stack([x, x + 1])), (x + 1) * jnp.stack([x, x + 1]))
+            assert jax.vmap(jax.vmap(loaded), 2)(jnp.ones((2, 3, 4))).shape == (4, 2, 3)
+            with pytest.raises(ValueError, match="differentiate"):
+                jax.grad(lambda x, f=loaded: f(x).sum())(x)
+            with pytest.raises(TypeError, match="forward-mode"):
+                jax.jvp(loaded, (x,), (x,))
 
 
 # --- Files ------------------------------------------------------------------------------------
@@ -246,7 +242,7 @@ def test_errors_of_files_name_the_file(tmp_path):
         assert frozen.traces() == []
         with pytest.raises(OSError) as raised:  # noqa: PT011
             frozen.save(path, jnp.ones(1))
-        assert raised.value.filename.startswith(str(path))
+        assert (raised.value.filename, raised.value.filename2) == (str(path), None)
     assert os.listdir(tmp_path) == []
     with pytest.raises(FileNotFoundError):
         eqxjit.load(tmp_path / "none")
@@ -302,16 +298,12 @@ def test_every_changed_byte_and_every_part_is_noticed(tmp_path):
     path = saved(tmp_path, mlp(), X, bound=0)
     content = path.read_bytes()
     header = content.index(b"\n")
-    # The name of the release that wrote the file.
-    unchecked = range(len(b"eqxjit.freeze 5 "), header - len(b" \n") - 64 + 1)
     for position in (*range(header + 3), *range(header, len(content), 97), len(content) - 1):
         for wrong in (
             content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :],
             content[:position],
         ):
             path.write_bytes(wrong)
-            if position in unchecked and len(wrong) > position:
-                continue
             with pytest.raises(ValueError, match=r"model\.eqxjit (is damaged|was written by)"):
                 eqxjit.load(path)
 
@@ -324,13 +316,15 @@ def test_foreign_files_are_refused(tmp_path):
             eqxjit.load(path)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(3, "Save it again"), (9, "Upgrade eqxjit")])
+@pytest.mark.parametrize(
+    ("version", "remedy"), [("6 0.1.0.dev7+g14b67c38c", "Save it again"), ("9", "Upgrade eqxjit")]
+)
 def test_other_versions_of_the_format_say_so(tmp_path, version, remedy):
     path = saved(tmp_path, mlp(), X)
     words = path.read_bytes().split(b" ", 2)
-    words[1] = str(version).encode()
+    words[1] = version.encode()
     path.write_bytes(b" ".join(words))
-    told = rf"by eqxjit \d.*, in version {version} of the format; this release reads .*\. {remedy}"
+    told = rf"in version {version[0]} of the format; this release of eqxjit reads .*\. {remedy}"
     with pytest.raises(ValueError, match=told):
         eqxjit.load(path)
 
@@ -411,8 +405,9 @@ def test_a_function_that_calls_back_is_refused(tmp_path):
         return x
 
     for argument in (jnp.ones(3), (3, 1)):
-        with pytest.raises(ValueError, match=r"`.*prints` can't be saved.*`jax.debug.print`"):
+        with pytest.raises(NotImplementedError, match="callback") as raised:
             saved(tmp_path, prints, argument)
+        assert "call back, as of `jax.debug.print`" in "\n".join(raised.value.__notes__)
 
 
 def test_outputs_that_depend_on_shapes_are_refused_once_there_are_several(tmp_path):

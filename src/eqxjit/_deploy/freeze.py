@@ -1,10 +1,11 @@
 """`freeze`: a function with its arrays compiled in, for inference; `load`: one from a file."""
 
 import copy
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, overload
 
 import equinox as eqx
 import jax
@@ -13,22 +14,13 @@ import jax.numpy as jnp
 from .._core.ahead import CompileCost
 from .._core.options import Options
 from .._core.table import Function, Table, names_of, split_named
-from .._core.wrapper import (
-    BoundJitFunction,
-    JitFunction,
-    P,
-    T,
-    register_partial,
-    register_wrapper,
-)
+from .._core.wrapper import BoundJitFunction, JitFunction, P, T, register_partial, register_wrapper
 from .._fast.signature import Signature
 from .._places import place_of, trimming
-from .._spec.static_key import CONSTANTS, referents, same, static_key
+from .._spec.static_key import referents, same, static_key
 from .._spec.tree import Spec, combine, has_tracers, split
 from .._text import short
-from .saved import Path, SavedFunction, is_symbolic, read, write
-
-OtherShapes = Literal["compile", "raise"]
+from .saved import Path, SavedFunction, read, write
 
 
 class FrozenFunction(JitFunction[P, T]):
@@ -42,7 +34,7 @@ class FrozenFunction(JitFunction[P, T]):
         return sum(value.nbytes for value in self._function.statics if eqx.is_array(value))
 
     def compile(
-        self, /, *args: Any, other_shapes: OtherShapes | None = None, **kwargs: Any
+        self, /, *args: Any, other_shapes: Literal["compile", "raise"] | None = None, **kwargs: Any
     ) -> CompileCost:
         """Compile for arguments like these, so that the first such call is fast.
 
@@ -52,13 +44,8 @@ class FrozenFunction(JitFunction[P, T]):
         - `other_shapes`: what a later call does that needs another program. `"raise"` raises a
             `TooManyTracesError`; `"compile"`, the initial setting, compiles. None changes nothing.
         """
-        if other_shapes not in (None, *get_args(OtherShapes)):
+        if other_shapes not in ("compile", "raise", None):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
-        if any(is_symbolic(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves((args, kwargs))):
-            raise ValueError(
-                "A program is compiled for one shape: give a size for each dimension. (`save` "
-                "takes symbolic ones.)"
-            )
         cost = super().compile(*args, **kwargs)
         history = self._function.table.history
         if other_shapes == "compile":
@@ -80,9 +67,9 @@ class FrozenFunction(JitFunction[P, T]):
         **Arguments:**
 
         - `path`: the file to write. An existing file is replaced atomically.
-        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array. If
-            its shape is symbolic, the program is compiled for each shape that it is called with.
-            What is left out here can't be passed to the loaded function, not even as its default.
+        - `*args`, `**kwargs`: as for `compile`. If a shape is symbolic, the program is compiled for
+            each shape that it is called with. What is left out here can't be passed to the loaded
+            function, not even as its default.
 
         **Raises:**
 
@@ -157,49 +144,38 @@ def freeze(
         ```python
         >>> import jax, jax.numpy as jnp, equinox as eqx, eqxjit
         >>> frozen = eqxjit.freeze(eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0)))
-        >>> frozen
-        freeze(MLP, 232 bytes compiled in)
-        >>> frozen(jnp.ones(4)).shape
-        (2,)
+        >>> frozen, frozen(jnp.ones(4)).shape
+        (freeze(MLP, 232 bytes compiled in), (2,))
 
         ```
     """
     options = Options()
     if isinstance(fun, BoundJitFunction):
-        fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
+        fun, args = fun.func, (*fun.args, *args)
     if isinstance(fun, JitFunction):
         options, fun = fun._function.options, fun.__wrapped__
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
-    names = names_of(fun)
-    parameters = inspect.Signature(Signature(fun, *names).parameters)
+    parameters = inspect.Signature(Signature(fun, *names_of(fun)).parameters)
     try:
         parameters.bind_partial(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(
-            f"`freeze` of `{names[1]}`: {error}. The option of `freeze` is `max_constant_bytes`, "
-            f"and the parameters are `{parameters}`."
-        ) from None
+        error.add_note(f"`freeze` takes `max_constant_bytes`; {short(fun)} takes `{parameters}`.")
+        raise
     return _frozen("freeze", _Partial(fun, *args, **kwargs), options, max_constant_bytes)
 
 
 def load(path: Path) -> FrozenFunction[..., Any]:
     """Load a file written by `frozen.save`: a function of the same arguments, as fast to call.
 
-    Load only files that you trust: XLA reads the program, and may crash or hang on one that was
-    made by hand.
-
-    **Returns:**
-
-    A frozen function for arguments of the shapes, dtypes and static values that it was saved for;
-    others raise a `ValueError`.
+    It takes arguments of the shapes, dtypes and static values that it was saved for. Load only
+    files that you trust: XLA may crash or hang on a program that was made by hand.
 
     **Raises:**
 
     - `ValueError`, if the file wasn't written by `save`, is damaged, or is for another platform,
         another version of the format or another release of JAX (see `save`).
-    - `OSError`, if it can't be read.
-    - `ImportError`, without flatbuffers (`pip install flatbuffers`).
+    - `OSError`, if it can't be read; `ImportError`, without flatbuffers.
     """
     fun, arrays = read(path)
     return _frozen("load", _Partial(fun, arrays), Options(), 0)
@@ -213,13 +189,11 @@ class _Partial(functools.partial[Any]):
 register_partial(_Partial)
 
 
+@dataclasses.dataclass(eq=False)
 class _Constant:
     """An array that is compiled in: a static leaf that compares by identity."""
 
-    __slots__ = ("array",)
-
-    def __init__(self, array: Any):
-        self.array = array
+    array: Any
 
 
 def _frozen(
@@ -239,35 +213,29 @@ def _frozen(
 
     # Copies of the arrays, too: they may be donated, or changed in place if they are NumPy's, which
     # JAX reads in the background.
-    copies = [*map(passed_or_constant, jax.block_until_ready([*map(jnp.copy, arrays)]))]
-    spec, passed, statics = snapshot(spec, copies, statics)
+    copies = jax.block_until_ready([*map(jnp.copy, arrays)])
+    frozen = snapshot(spec, map(passed_or_constant, copies), statics)
+    spec, passed, statics = split(frozen, is_input=False)
     statics = [value.array if type(value) is _Constant else value for value in statics]
-    names = names_of(fun)
-    signature = Signature(partial, *names, wrapper=name)
+    signature = Signature(partial, *names_of(fun), wrapper=name)
     table = Table(signature, options, place_of(fun))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 
-def snapshot(
-    spec: Spec, arrays: Iterable[Any], statics: Iterable[Any]
-) -> tuple[Spec, list[Any], list[Any]]:
-    """Return a tree, as `split` does, with copies of its static objects."""
-    # Split again, because what the spec says of the static objects must be true of their copies.
-    return split(combine(spec, iter(arrays), map(_copy_static, statics)), is_input=False)
+def snapshot(spec: Spec, arrays: Iterable[Any], statics: Iterable[Any]) -> Any:
+    """Return a tree that `split` has taken apart, with copies of its static objects."""
+    return combine(spec, iter(arrays), map(_copy_static, statics))
 
 
 def _copy_static(value: Any) -> Any:
-    """Return a copy of a static object; the object itself where it can't change, or be copied."""
-    if type(value) in CONSTANTS or type(value).__eq__ is object.__eq__:
-        return value
+    """Return a copy of a static object; the object itself where it can't be copied."""
     key = static_key(value)
     # What compares by identity is no other object in the copy.
     memo = {id(referent): referent for referent in referents(key)}
     try:
         copied = copy.deepcopy(value, memo)
-        is_same = same(copied, key)
+        # One that isn't equal wouldn't be what the user froze or packed.
+        return copied if same(copied, key) else value
     except (AttributeError, RuntimeError, TypeError, ValueError, copy.Error):
         # It can't be copied, as a lock or a file can't, or the `==` of its copy fails.
         return value
-    # One that isn't equal wouldn't be what the user froze or packed.
-    return copied if is_same else value

@@ -35,12 +35,10 @@ class Installation(contextlib.AbstractContextManager["Installation"]):
 def install() -> Installation:
     """Replace `equinox.filter_jit` by eqxjit's in the whole process, libraries included.
 
-    From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
-    Functions that Equinox wrapped before, such as `diffrax.diffeqsolve`, use eqxjit, too. (Not
-    those with options of `jax.jit` such as `inline=True`, which can't be read back.) A module that
-    imports or wraps something meanwhile keeps using eqxjit permanently.
-
-    Spawned processes have to install for themselves.
+    It is eqxjit's wherever a module looks it up or has imported it. Functions that Equinox wrapped
+    before, such as `diffrax.diffeqsolve`, use eqxjit, too. (Not those with options of `jax.jit`
+    such as `inline=True`, which can't be read back.) A module that imports or wraps something
+    meanwhile keeps using eqxjit permanently. Spawned processes have to install for themselves.
 
     **Returns:**
 
@@ -55,8 +53,6 @@ def install() -> Installation:
         >>> with eqxjit.install():
         ...     eqx.filter_jit is eqxjit.filter_jit
         True
-        >>> eqx.filter_jit is eqxjit.filter_jit
-        False
 
         ```
     """
@@ -69,10 +65,7 @@ def install() -> Installation:
 
 
 def uninstall() -> None:
-    """End all installations: `equinox.filter_jit` is upstream's again.
-
-    Does nothing if there are none, and leaves a replacement by another tool in place.
-    """
+    """End all installations; leave in place what another tool has put there since."""
     with _lock:
         _installations.clear()
         _undo.close()
@@ -87,18 +80,18 @@ _undo = contextlib.ExitStack()
 def _put_in_place() -> None:
     # Another one than upstream's, if another tool has put one in the public place.
     public = eqx.filter_jit
-    modules = tuple(sys.modules.values())
-    for module in [module for module in modules if issubclass(type(module), types.ModuleType)]:
-        # Not `vars`, by which a module that waits for its first use would be loaded.
-        namespace = object.__getattribute__(module, "__dict__")
-        for name, value in tuple(namespace.items()):
-            if value is public or value is upstream_filter_jit:
-                _replace(namespace, namespace.__setitem__, name, filter_jit)
+    for module in tuple(sys.modules.values()):
+        if issubclass(type(module), types.ModuleType):
+            # Not `vars`, by which a module that waits for its first use would be loaded.
+            namespace = object.__getattribute__(module, "__dict__")
+            for name, value in tuple(namespace.items()):
+                if value is public or value is upstream_filter_jit:
+                    _replace(namespace, namespace.__setitem__, name, filter_jit)
     if UpstreamWrapper is not None:
         # Past Equinox's metaclass.
         write = functools.partial(type.__setattr__, UpstreamWrapper)
-        for name, method in _REDIRECTING.items():
-            _replace(vars(UpstreamWrapper), write, name, method)
+        for name in ("__call__", "__get__", "lower"):
+            _replace(vars(UpstreamWrapper), write, name, _redirecting(name))
 
 
 def _replace(namespace: Any, write: Callable[[str, Any], None], name: str, value: Any) -> None:
@@ -122,8 +115,7 @@ _TWIN = "__eqxjit_twin__"
 
 def _redirecting(name: str) -> Callable[..., Any]:
     """Return a method of upstream's wrappers that calls the twin's of this name."""
-    # As it was when eqxjit was imported: what another tool has put there since may call ours.
-    upstream: Any = getattr(UpstreamWrapper, name, None)
+    upstream: Any = getattr(UpstreamWrapper, name)
 
     def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -140,6 +132,3 @@ def _redirecting(name: str) -> Callable[..., Any]:
         return getattr(twin, name)(*args, **kwargs)
 
     return method
-
-
-_REDIRECTING = {name: _redirecting(name) for name in ("__call__", "__get__", "lower")}

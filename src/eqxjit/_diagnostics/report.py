@@ -170,11 +170,6 @@ def _is_operation(name: str) -> bool:
     return name.startswith("_") or any(public in vars(module) for module in modules)
 
 
-def check_report_path(path: pathlib.Path) -> None:
-    if path.suffix.lower() not in (".html", ".json"):
-        raise ValueError(f"A report is saved as .html or .json; the path is {str(path)!r}.")
-
-
 class CompileReport:
     """The report of what was compiled within a `compile_report`; up to date at any time.
 
@@ -222,7 +217,8 @@ class CompileReport:
         - `ValueError`, for another suffix.
         """
         path = pathlib.Path(path)
-        check_report_path(path)
+        if path.suffix.lower() not in (".html", ".json"):
+            raise ValueError(f"A report is saved as .html or .json; the path is {str(path)!r}.")
         if path.suffix.lower() == ".json":
             text = json.dumps(chrome_trace(self.spans))
         else:
