@@ -511,7 +511,7 @@ ROWS = {
     ),
     # Other arrays.
     "device": passing(
-        "placement",
+        "sharding or device",
         lambda x: x + 1,
         lambda i: (X if i == 1 else jax.device_put(X, jax.devices()[0]),),
         lambda i: (jax.device_put(X, jax.devices()[0]),),

@@ -45,7 +45,7 @@ REMEDIES = {
     "length": "If its length varies, fill it up to a few lengths, or pass one array, "
     "`jnp.stack({path})`, padded to a few sizes",
     # Another array.
-    "placement": "Place it alike in all calls, by `jax.device_put` or `eqx.filter_shard`",
+    "sharding or device": "Place it alike in all calls, by `jax.device_put` or `eqx.filter_shard`",
     "size": "If its size varies, pad it to a few sizes",
     "weak type": "A weak type comes from a Python number: give it a dtype when it is made, as in "
     "`jnp.asarray(..., dtype=jnp.{dtype})`",
@@ -99,11 +99,9 @@ def for_change(change: Change, category: str) -> str:
     """Return what to do about a part that differs; empty if there is nothing."""
     if change.is_remade:
         name = _for_remade(change)
-    elif category == "sharding or device":
-        name = "placement"
-    elif category == "weak type" and change.holder is None:
+    elif category == "sharding or device" or (category == "weak type" and not change.holder):
         # The user's array, whoever's function it goes to.
-        name = "weak type"
+        name = category
     elif not change.is_users:
         # The user can't make it something else everywhere.
         name = ""
