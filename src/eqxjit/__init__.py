@@ -47,9 +47,9 @@ for _value in (_blank, _wrap, _from_skeleton, _Pattern):
     _value.__module__ = __name__
 _Options.__module__, _Options.__qualname__ = __name__, "_Options"
 
-if _typing.TYPE_CHECKING:
-    __version__: str
-else:
+__version__: str
+
+if not _typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> str:
         # Looked up when it is asked for: that takes longer than any import here.

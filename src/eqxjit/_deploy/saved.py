@@ -33,9 +33,6 @@ _VERSION = 7
 # Before version 7 with the release of eqxjit in it.
 _HEADER = re.compile(rb"eqxjit\.freeze (\d{1,9}) (?:\S+ )?([0-9a-f]{64})\n")
 
-# The first parameter of a saved function: its arrays, by a name that no other has.
-_ARRAYS = ("__arrays", "POSITIONAL_ONLY", False)
-
 #: In the place of each array in what is written.
 PLACEHOLDER = np.zeros(0)
 
@@ -115,10 +112,10 @@ def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
         raise ValueError(f"{path} is damaged, or wasn't written by `frozen.save`.")
     version = int(header[1])
     if version != _VERSION:
+        remedy = "Upgrade eqxjit" if version > _VERSION else "Save it again under this one"
         raise ValueError(
             f"{path} was written in version {version} of the format; this release of eqxjit reads "
-            f"version {_VERSION}. "
-            f"{'Upgrade eqxjit' if version > _VERSION else 'Save it again under this one'}."
+            f"version {_VERSION}. {remedy}."
         )
     end = content.index(b"\n") + 1
     written_by, sizes, *manifest = json.loads(content[:end], object_hook=_container)
@@ -163,10 +160,12 @@ class SavedFunction:
         self, exported: Exported, n_arrays: int, name: str, named: Any, inputs: Any, output: Any
     ):
         self.__name__ = self.__qualname__ = name
-        # `freeze` and `bind` find the parameters of the function that was saved, behind the arrays.
+        # `freeze` and `bind` find the parameters of the function that was saved, behind the arrays,
+        # whose name no other has.
+        named = [("__arrays", "POSITIONAL_ONLY", False), *named]
         parameters = [
             Parameter(name, getattr(Parameter, kind), default=None if optional else Parameter.empty)
-            for name, kind, optional in [_ARRAYS, *named]
+            for name, kind, optional in named
         ]
         self.__signature__ = inspect.Signature(parameters)
         self._signature = Signature(self, name, name)
