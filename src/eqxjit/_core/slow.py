@@ -18,7 +18,7 @@ from .._spec.tree import arrays_of, as_array, combine, is_transformed
 from .._text import switch
 from .entry import Call, Entry, Output
 from .errors import array_error, raise_instead, runtime_error
-from .table import Function, Table, split_named
+from .table import Function, split_named
 from .traced import NotInFlight, is_disabled, make, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
@@ -36,6 +36,7 @@ class CallHandler:
         fasts: list[Any] | None = None,
     ):
         self.function = function
+        self.table = function.table
         self.fun_arrays = fun_arrays
         # Weakly, so that no cycle keeps arrays alive.
         self.wrapper = weakref.ref(wrapper)
@@ -45,10 +46,6 @@ class CallHandler:
         else:
             # C reads the list in each call.
             link(wrapper, self)
-
-    @property
-    def table(self) -> Table:
-        return self.function.table
 
     # --- A call, from top to bottom -----------------------------------------------------------
 

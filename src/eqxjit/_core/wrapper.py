@@ -113,18 +113,6 @@ class _Jitted(Generic[P, T]):
 
         A list of the latest 256 traces, the oldest first, since the cache was last cleared, by all
         wrappers of this function under these options. In a notebook it shows as a table.
-
-        !!! example
-
-            ```python
-            >>> import jax.numpy as jnp
-            >>> from eqxjit import filter_jit
-            >>> f = filter_jit(lambda x, n: x**n)
-            >>> _ = f(jnp.ones(2), 3), f(jnp.ones(2), 4)
-            >>> f.traces()[1].reason
-            'static value changed: `n` was 3, is 4'
-
-            ```
         """
         return self._wrapper._function.table.history.traces
 
