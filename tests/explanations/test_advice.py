@@ -343,7 +343,10 @@ ROWS = {
         followed_args=lambda i: (X, array(i)),
     ),
     "dataclass": passing(
-        "object", rate_of, lambda i: (Config(float(i)),), lambda i: (ConfigModule(array(i)),)
+        "object",
+        lambda config, rate=None: X * (config.rate if rate is None else rate),
+        lambda i: (Config(float(i)),),
+        lambda i: (Config(), array(i)),
     ),
     "dict of a class that JAX doesn't take apart": passing(
         "object",
@@ -351,17 +354,11 @@ ROWS = {
         lambda i: (Settings(rate=float(i)),),
         lambda i: (Settings(rate=0.0), array(i)),
     ),
-    "method": passing(
-        "object",
-        applied,
-        lambda i: (Stepper(float(i)).step,),
-        lambda i: (StepperModule(array(i)).step,),
-    ),
     "partial": passing(
         "object",
-        applied,
+        lambda fun, w=None: fun(X) if w is None else fun(X, w=w),
         lambda i: (functools.partial(loss, w=float(i)),),
-        lambda i: (eqx.Partial(loss, w=array(i)),),
+        lambda i: (loss, array(i)),
     ),
     "numbers among others": passing(
         "numbers",

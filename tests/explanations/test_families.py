@@ -57,14 +57,14 @@ VARYING = {
     "partial": (
         lambda w: functools.partial(loss, w=w),
         "w",
-        "or an `eqx.Partial` in place of the `partial`",
+        "pass `jnp.asarray(w, dtype=jnp.float32)` as a separate argument",
     ),
     "gradient of a partial": (
         of_partial,
         "w",
-        "or an `eqx.Partial` in place of the `partial`",
+        "pass `jnp.asarray(w, dtype=jnp.float32)` as a separate argument",
     ),
-    "instance": (Solver, "w", "in an `equinox.Module` or"),
+    "instance": (Solver, "w", "as a separate argument"),
     "instance in a static field": (
         lambda w: Static(Solver({"a": [w]})),
         "solver.w['a'][0]",

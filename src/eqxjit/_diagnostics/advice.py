@@ -18,8 +18,7 @@ REMEDIES = {
     "argument": "If it varies, pass `{array}`" + _UNLESS,
     "field": "If it varies, make `{path}` an array, `{array}`, in a field that isn't static"
     + _UNLESS,
-    "object": "If it varies, pass `{array}` as a separate argument, or keep such an array in an "
-    "`equinox.Module` or an `eqx.Partial` in place of the `{holder}`" + _UNLESS,
+    "object": "If it varies, pass `{array}` as a separate argument" + _UNLESS,
     "numbers": "If they vary, pass one array of them, as by `jnp.asarray({path})`, or make each an "
     "array, as by `jax.tree.map(jnp.asarray, {path})`" + _UNLESS,
     # Another static value.
@@ -35,7 +34,8 @@ REMEDIES = {
     "partial": f"Partials compare by identity: {_ONCE}, or use `eqx.Partial`, which compares by "
     "its parts",
     "transformed": "Each call of `jax.{kind}` makes another function, with constants in place of "
-    f"the arrays of a Module: {_ONCE}, or use `eqx.filter_{{kind}}`, which compares by its parts",
+    f"the arrays of a Module: {_ONCE}, or use `eqx.filter_{{kind}}`, which compares by what it "
+    "transforms",
     "wrapped again": "Define and wrap it once, outside of loops and of the functions that call it, "
     "and pass what varies as arrays",
     # Another structure.
@@ -165,7 +165,6 @@ def _say(name: str, change: Change) -> str:
         path=path,
         it=f"`{owner}`" if owner else "it",
         array=f"jnp.asarray({'...' if name == 'field' else path}, dtype=jnp.{dtype})",
-        holder=change.holder.kind if change.holder else "",
         kind=(new or old).kind,
         dtype=dtype,
     )
