@@ -85,13 +85,11 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
 
 
 class _InFlight(threading.local):
-    """The calls in flight of a thread, outside in, where C doesn't keep them.
-
-    - `calls`: of each its entry, its handler, and the values of the parameters; None and its `Call`
-        once that is made.
-    """
+    """The calls in flight of a thread, outside in, where C doesn't keep them."""
 
     def __init__(self) -> None:
+        #: Of each its entry, its handler, and the values of the parameters; None and its `Call`
+        #: once that is made.
         self.calls: list[list[Any]] = []
 
 

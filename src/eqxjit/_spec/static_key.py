@@ -66,16 +66,14 @@ class Opaque:
     def __eq__(self, other: object) -> bool:
         if type(other) is not Opaque or type(other.value) is not type(self.value):
             return False
-        is_same = other.value is self.value
-        if is_same and self.identity_suffices:
+        if other.value is self.value and self.identity_suffices:
             return True
         if other.hash != self.hash:
             return False
         # An array's own `==` broadcasts, and has no single answer.
-        is_array = self.content is not None
-        return is_same or bool(
-            other.content == self.content if is_array else other.value == self.value
-        )
+        if self.content is not None:
+            return other.content == self.content
+        return other.value is self.value or bool(other.value == self.value)
 
 
 class IdentityRef(weakref.ref[Any]):
