@@ -14,7 +14,6 @@ from ._core.wrapper import _blank, _wrap, fast_filter_jit, filter_jit
 from ._deploy.freeze import freeze, load
 from ._deploy.install import install, uninstall
 from ._deploy.pack import Packed, _from_skeleton, pack
-from ._diagnostics.hidden_warnings import _Pattern
 from ._diagnostics.history import TooManyTracesError
 from ._diagnostics.log import explain_retraces
 from ._diagnostics.report import compile_report
@@ -43,7 +42,7 @@ for _value in filter(_inspect.isclass, [*vars(types).values()]):
     _value.__module__ = types.__name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.
-for _value in (_blank, _wrap, _from_skeleton, _Pattern):
+for _value in (_blank, _wrap, _from_skeleton):
     _value.__module__ = __name__
 _Options.__module__, _Options.__qualname__ = __name__, "_Options"
 

@@ -5,7 +5,6 @@ import functools
 import os
 import re
 import sys
-import sysconfig
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -20,35 +19,22 @@ from ._compat import exclude_from_locations, exclude_from_tracebacks
 GENERATED_FOLDER = "<eqxjit>"
 
 
-def _below(*folders: str) -> tuple[str, ...]:
-    """Return how the paths of files below folders begin: also where a folder is a link."""
-    paths = {path for folder in folders for path in (folder, os.path.realpath(folder))}
-    return tuple([os.path.join(path, "") for path in paths])
+def _folder_of(file: str) -> str:
+    return os.path.join(os.path.dirname(file), "")
 
 
 #: How the paths of our files begin, generated ones included.
-OUR_FILES = (*_below(os.path.dirname(__file__)), GENERATED_FOLDER + "/")
+OUR_FILES = _folder_of(__file__), GENERATED_FOLDER + "/"
 
 for _path in OUR_FILES:
     exclude_from_tracebacks(_path)
     exclude_from_locations(_path)
 
-#: How the paths of JAX's files begin.
-JAX_FILES = _below(os.path.dirname(jax.__file__))
+_JAX_FILES = _folder_of(jax.__file__)
 
-#: How the paths of files begin that are of JAX, Equinox or eqxjit.
-LIBRARY_FILES = (
-    *OUR_FILES,
-    *JAX_FILES,
-    *_below(os.path.dirname(eqx.__file__)),
-    # By which some of our frames are entered.
-    contextlib.__file__,
-)
-
-# The same with the standard library, and with source that was generated.
-_ALL_LIBRARY_FILES = (
-    *LIBRARY_FILES,
-    *_below(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")),
+# The same of eqxjit, JAX, Equinox, the standard library, and source that was generated.
+_LIBRARY_FILES = (
+    *(*OUR_FILES, _JAX_FILES, _folder_of(eqx.__file__), _folder_of(os.__file__)),
     *("<frozen ", "<@beartype", "<attrs generated", "<decorator-gen", "<__array_function__"),
 )
 
@@ -61,7 +47,7 @@ def is_users(filename: str) -> bool:
     """Return whether a file is the user's: neither installed nor of the standard library."""
     # What is imported has a whole path. The rest is a session, say, or what the user compiled.
     is_installed = os.path.isabs(filename) and _INSTALLED.search(filename)
-    return not (is_installed or filename.startswith(_ALL_LIBRARY_FILES))
+    return not (is_installed or filename.startswith(_LIBRARY_FILES))
 
 
 def is_users_module(name: str) -> bool:
@@ -105,38 +91,32 @@ trimming = _Trimming()
 
 
 class CallSite(NamedTuple):
-    """A line of the user's: its file, and its number from 1."""
+    """A line of the user's: its file, its number from 1, and the function that it is in."""
 
     filename: str
     line: int
+    function: str = ""
 
     def __str__(self) -> str:
         return location(self.filename, self.line)
 
 
-class Caller(NamedTuple):
-    """A line on a stack, and the name of its function."""
-
-    site: CallSite
-    function: str
-
-
 def innermost_line(
     frame: types.FrameType | None, is_meant: Callable[[str], bool] = is_users
-) -> Caller | None:
+) -> CallSite | None:
     """Return the innermost line, from a frame outwards, in a file of the user's; None without."""
     for each, line in traceback.walk_stack(frame) if frame else ():
         code = each.f_code
         if is_meant(code.co_filename):
-            return Caller(CallSite(code.co_filename, line), code.co_qualname)
+            return CallSite(code.co_filename, line, code.co_qualname)
     return None
 
 
 def call_site() -> CallSite:
     """Return the innermost line on the stack that is the user's, or at least isn't JAX's."""
     here = sys._getframe(1)
-    found = innermost_line(here) or innermost_line(here, lambda f: not f.startswith(LIBRARY_FILES))
-    return found.site if found else CallSite("<unknown>", 0)
+    found = innermost_line(here) or innermost_line(here, lambda f: not f.startswith(_LIBRARY_FILES))
+    return found or CallSite("<unknown>", 0)
 
 
 def location(filename: str, line: int) -> str:
@@ -152,12 +132,6 @@ def location(filename: str, line: int) -> str:
         # It was removed. Below the root is everything: no path begins with two slashes.
         here = os.sep
     return f"{os.path.normpath(filename).removeprefix(here + os.sep)}:{line}"
-
-
-def stub_at(site: CallSite) -> types.CodeType:
-    """Return a code object that seems to be from a line, and holds nothing of what is there."""
-    code = (lambda: None).__code__
-    return code.replace(co_filename=site.filename, co_firstlineno=site.line)
 
 
 def wrapped_by(value: Any) -> Iterator[Any]:
@@ -182,51 +156,39 @@ def code_of(value: Any) -> types.CodeType | None:
     return code if isinstance(code, types.CodeType) else None
 
 
-def location_of(fun: Any) -> CallSite | None:
-    """Return where the Python code of a callable, or of its class, is; None without any."""
-    *_, value = wrapped_by(fun)
-    code = code_of(value) or code_of(type(value).__call__)
-    if code is None or code.co_filename.startswith(OUR_FILES):
-        return None
-    return CallSite(code.co_filename, code.co_firstlineno)
-
-
 class Place(NamedTuple):
     """The definition of the function under a wrapper.
 
-    `module` and `qualname` are of the function, or of the class of whatever else is called, which
-    has no `site`.
+    - `module`: of the class of whatever else is called; empty for a Python function, whose file
+        says more.
+    - `qualname`: of the function, or of that class.
+    - `site`: where its Python code is; None without any that isn't ours.
+    - `is_users`: whether it is the user's.
+    - `code_hash`: tells functions apart whose lines have one name, as in a session, and what
+        decorators wrap.
     """
 
     module: str
     qualname: str
-    site: CallSite | None = None
-    # Tells functions apart whose lines have one name, as in a session, and what decorators wrap.
+    site: CallSite | None
+    is_users: bool
     code_hash: int = 0
-
-    @property
-    def is_users(self) -> bool:
-        return is_users(self.site.filename) if self.site else is_users_module(self.module)
-
-    @property
-    def is_ours(self) -> bool:
-        """True for what `load` returns, say, whose line is always the same."""
-        if self.site is None:
-            return self.module.partition(".")[0] == __name__.partition(".")[0]
-        return self.site.filename.startswith(OUR_FILES)
 
 
 def place_of(fun: Any) -> Place:
     """Return where the function in all wrappers is defined."""
     *_, below = wrapped_by(fun)
-    if not isinstance(below, types.FunctionType):
-        # A transformed Module, or whatever else is called.
-        kind: Any = type(below if isinstance(below, eqx.Module) else fun)
-        return Place(kind.__module__, kind.__qualname__)
-    code = below.__code__
-    site = CallSite(code.co_filename, code.co_firstlineno)
-    # A Python function's file says more than its module.
-    return Place("", code.co_qualname, site, hash(tuple(_codes_in(below))))
+    code = code_of(below) or code_of(type(below).__call__)
+    site = None
+    if code is not None and not code.co_filename.startswith(OUR_FILES):
+        site = CallSite(code.co_filename, code.co_firstlineno)
+    if isinstance(below, types.FunctionType):
+        code = below.__code__
+        codes = hash(tuple(_codes_in(below)))
+        return Place("", code.co_qualname, site, is_users(code.co_filename), codes)
+    # A transformed Module, or whatever else is called.
+    kind: Any = type(below if isinstance(below, eqx.Module) else fun)
+    return Place(kind.__module__, kind.__qualname__, site, is_users_module(kind.__module__))
 
 
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
@@ -245,6 +207,6 @@ def transformation_of(fun: types.FunctionType) -> str:
     """Return the name of JAX's transformation that a function is; empty for another function."""
     for code in _codes_in(fun) if "__wrapped__" in vars(fun) else ():
         name, _, rest = code.co_qualname.partition(".")
-        if rest and hasattr(jax, name) and code.co_filename.startswith(JAX_FILES):
+        if rest and hasattr(jax, name) and code.co_filename.startswith(_JAX_FILES):
             return name
     return ""

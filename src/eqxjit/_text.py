@@ -3,23 +3,22 @@
 import os
 from typing import Any
 
-_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_SWITCH = {
+    "": None,
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 
 
 def switch(name: str) -> bool | None:
-    """Return whether an environment variable is on or off; None if it is unset or empty.
-
-    **Raises:**
-
-    - `ValueError`: for a value that is neither, which would otherwise be taken for one of them.
-    """
+    """Return whether an environment variable is on or off; None if it is unset or empty."""
     value = os.environ.get(name, "")
-    if value and value.lower() not in _ON + _OFF:
+    if value.lower() not in _SWITCH:
         raise ValueError(
             f"The environment variable `{name}` is {value!r}. It takes `1`, `true`, `yes` or `on`, "
             "and `0`, `false`, `no` or `off`; or unset it."
         )
-    return value.lower() in _ON if value else None
+    return _SWITCH[value.lower()]
 
 
 def short(value: Any, limit: int = 40) -> str:

@@ -116,7 +116,7 @@ class Entry(_Flags):
     - `unclassified`: whether the next call with arrays does so, to find out if its program can
         raise; calls that an eager `vmap` or `grad` transforms can't.
     - `must_wait`: whether calls wait, because a program can raise.
-    - `invalidations`: when and why it was dropped; its traces share the list.
+    - `why_dropped`: why it was dropped, if there is a reason; its traces share the list.
     """
 
     def __init__(self, spec: Spec, function: Any, n_fun: int):
@@ -130,7 +130,7 @@ class Entry(_Flags):
         self.outs: weakref.WeakKeyDictionary[OutKey, Out] = weakref.WeakKeyDictionary()
         self.must_wait = options.block
         self.hides_donation_warning = options.donate in ("all", "all-except-first")
-        self.invalidations: list[tuple[float, str]] = []
+        self.why_dropped: list[str] = []
         #: Weak references to static objects, which tell the table when those die.
         self.watches: list[weakref.ref[Any]] = []
         #: The greater, the later.
@@ -158,7 +158,7 @@ class Entry(_Flags):
             self._n_unfinished -= len(traces)
         if not traces:
             return None
-        events.finish(self, traces[-1])
+        events.finish(self)
         if traces[-1]._is_made:
             # One that became part of an outer program has no program yet.
             self.unclassified = True

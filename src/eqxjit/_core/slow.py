@@ -136,7 +136,7 @@ class CallHandler:
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
-                table.history.finish(trace, jaxpr, lowered, table.info().hits)
+                table.history.finish(trace, call, jaxpr, lowered)
         return self.combine(output, call)
 
     def combine(self, output: Output, call: Call) -> Any:
@@ -216,7 +216,7 @@ class CallHandler:
         # There is no program yet: the first call reads it.
         entry.classify(None)
         if trace is not None:
-            table.history.finish(trace, *_program(call), table.info().hits)
+            table.history.finish(trace, call, *_program(call))
         return call, staged, trace
 
     # --- Errors -------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class CallHandler:
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
         if trace is not None and trace._is_made:
-            table.history.finish(trace, None, None, table.info().hits)
+            table.history.finish(trace, call)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         if not hasattr(entry, "out") and table.entries.get(entry.spec) is entry:
             table.drop(entry.spec)

@@ -4,7 +4,6 @@ import functools
 import itertools
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
@@ -111,22 +110,22 @@ class Table:
         while maxsize is not None and len(self.entries) > maxsize:
             # In one C call, because other threads and garbage collection change the dict.
             least_used = min(list(self.entries.values()), key=lambda each: each.last_used)
-            why = f"its entry was the least recently used of more than `maxsize={maxsize}`"
-            self.drop(least_used.spec, why)
+            least_used.why_dropped.append(
+                f"its entry was the least recently used of more than `maxsize={maxsize}`"
+            )
+            self.drop(least_used.spec)
         return added
 
-    def drop(self, spec: Spec, reason: str = "") -> None:
+    def drop(self, spec: Spec) -> None:
         """Drop the entry of a spec, if there is one, and its fast path."""
         entry = self.entries.pop(spec, None)
         if entry is not None:
-            if reason:
-                entry.invalidations.append((time.perf_counter(), reason))
             self.remove_fast(entry)
 
     def clear(self) -> None:
         with self.lock:
             for spec in list(self.entries):
-                self.drop(spec, "`clear_cache()` was called")
+                self.drop(spec)
             self.n_hits = 0
             self.history.restart()
 

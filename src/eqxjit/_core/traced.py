@@ -9,8 +9,7 @@ import jax
 
 from .._compat import debug_info, is_staging, native
 from .._diagnostics import events
-from .._fast.signature import Signature
-from .._places import stub_at
+from .._places import CallSite
 from .._spec.tree import combine, count_arrays, has_tracers
 from .entry import Call, Entry, Output
 
@@ -64,16 +63,16 @@ class TracedFunction:
     # Asked for by JAX each time, and slow to find out.
     __signature__ = inspect.signature(lambda *leaves: None)
 
-    def __init__(self, signature: Signature, entry: Entry):
-        self.__name__ = self.__qualname__ = signature.name
+    def __init__(self, name: str, site: CallSite | None, entry: Entry):
+        self.__name__ = self.__qualname__ = name
         self.entry_ref = weakref.ref(entry)
-        self._source = signature.name
+        self._source = name
         self._debug_info: Any = None
-        site = signature.location
         if site is not None:
             self._source += f" at {site.filename}:{site.line}"
             # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
-            self.__code__ = stub_at(site)
+            code = (lambda: None).__code__
+            self.__code__ = code.replace(co_filename=site.filename, co_firstlineno=site.line)
 
     @property
     def __fun_debug_info__(self) -> Any:
@@ -133,7 +132,7 @@ def new_entry(call: Call) -> Entry:
     function, donate = call.function, call.function.options.donate
     entry = Entry(call.spec, function, len(call.fun_arrays))
     # New for each entry: JAX keeps what it traced by the function that it jits.
-    traced = TracedFunction(function.signature, entry)
+    traced = TracedFunction(entry.name, function.table.history.place.site, entry)
     first = last = 0
     if donate != "none":
         # Not the arrays of a frozen function, which is called again with the same ones.

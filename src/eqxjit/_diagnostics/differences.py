@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .._places import Place
 from . import advice
 from .advice import Change
-from .description import LONG_TEXT, UNKNOWN, ArrayPart, Description, Part, Row, array_text
+from .description import LONG_TEXT, ArrayPart, Description, Part, Row, array_text
 
 FUNCTION = "function defined again"
 CALLABLE = "another callable"
@@ -191,8 +191,6 @@ def of_functions(old: Description, new: Description, place: Place) -> list[Diffe
     # A line of a library's is no help.
     where = f" ({place.site})" if place.site and place.is_users else ""
     category, another = CALLABLE, f"another one of `{place.qualname}`{where}"
-    if UNKNOWN in (old, new):
-        return [Difference(category, "", "", f"{another} was traced before")]
     # The innermost below Equinox's wrappers, or such a wrapper.
     part = [row.part for row in new if not row.name][-1]
     by_identity = {

@@ -4,18 +4,19 @@ JAX tells the name of a function and no more. What it lowers and compiles is wha
 under that name; without such a trace it is the call in flight, if that has the name.
 """
 
+import re
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import jax
 
 from . import waiting
-from .hidden_warnings import hide_warnings
+from .log import logger
 from .trace import COMPILING, LOWERING, TRACING, Trace
-from .waiting import Phase
 
 _PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": TRACING,
@@ -32,31 +33,43 @@ listeners: list[Callable[[str, str, float, bool, Trace | None], None]] = []
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        #: Those under way, outside in.
-        self.phases: list[Phase] = []
-        #: The entry and the trace of what JAX has traced and not compiled yet, by its name; None
-        #: for a function that isn't ours.
-        self.traced: dict[str, tuple[Any, Trace] | None] = {}
+        #: How many functions JAX is tracing.
+        self.depth = 0
+        #: The entry and the trace of what JAX has traced and not compiled yet, by its name; twice
+        #: None for a function that isn't ours.
+        self.traced: dict[str, tuple[Any, Trace | None]] = {}
         self.hits_persistent_cache = False
-        #: How many traces under way hide JAX's warning of donated buffers.
-        self.n_hiding = 0
+        #: Whether JAX's warning of donated buffers that it can't reuse is hidden.
+        self.hides_warning = False
 
 
 _thread = _Thread()
 
 
+class _Pattern:
+    """The pattern of a filter of warnings. A regular expression would match in any thread."""
+
+    def match(self, text: str) -> bool:
+        return _thread.hides_warning and text.startswith("Some donated buffers were not usable")
+
+    def __reduce__(self) -> Any:
+        # Filters may be sent to another process: there it matches nothing.
+        return re.compile, ("(?!)",)
+
+
+# One for good, because it matches nothing where nothing is to be hidden.
+_hiding: Any = ("ignore", _Pattern(), Warning, None, 0)
+
+
 @contextmanager
 def tracing(entry: Any, trace: Trace) -> Iterator[None]:
     """Time the user's function while it is traced, which may be within another's trace."""
-    trace._depth = len(_thread.phases)
-    _begin_phase(TRACING, trace)
-    _thread.n_hiding += entry.hides_donation_warning
     start = time.perf_counter()
+    _begin(TRACING, trace)
     try:
         yield
     finally:
-        _thread.n_hiding -= entry.hides_donation_warning
-        _end_phase()
+        _end(TRACING, trace)
     trace.seconds.tracing += time.perf_counter() - start
     _tell(trace.function, TRACING, trace.seconds.tracing, False, trace)
     _thread.traced[entry.name] = entry, trace
@@ -66,42 +79,39 @@ def tracing(entry: Any, trace: Trace) -> Iterator[None]:
 def compiling(entry: Any, trace: Trace) -> Iterator[None]:
     """Have what JAX compiles now belong to an earlier trace."""
     _thread.traced[entry.name] = entry, trace
-    trace._depth = len(_thread.phases)
     try:
         yield
     finally:
-        finish(entry, trace)
+        finish(entry)
 
 
-def finish(entry: Any, trace: Trace) -> None:
+def finish(entry: Any) -> None:
     """Have what JAX does from now on belong to other traces."""
-    # JAX doesn't tell the end of a phase that raised.
-    while len(_thread.phases) > trace._depth:
-        _end_phase()
-    if _thread.traced.get(entry.name) == (entry, trace):
-        del _thread.traced[entry.name]
+    _thread.traced.pop(entry.name, None)
+    # Of a phase that was interrupted JAX may not tell the end.
+    _end(LOWERING)
+    _end(COMPILING)
 
 
-def _begin_phase(name: str, trace: Trace | None, at_end: Callable[[], None] | None = None) -> None:
-    phases = _thread.phases
-    if not phases:
-        waiting.under_way[threading.get_ident()] = phases
-    phases.append(Phase(name, trace, at_end))
+def _begin(phase: str, trace: Trace) -> None:
+    thread = threading.get_ident()
+    found = waiting.under_way.get(thread)
+    # Within a trace others are parts of it.
+    if found is None or found.name != TRACING:
+        waiting.under_way[thread] = waiting.Phase(phase, trace)
     # A fork leaves its child none.
-    if trace is not None and not waiting.watcher.is_alive():
-        waiting.start()
+    if not waiting.watcher.is_alive():
+        waiting.watcher = threading.Thread(target=waiting.watch, name="eqxjit", daemon=True)
+        waiting.watcher.start()
 
 
-def _end_phase() -> None:
-    if not _thread.phases:
-        return
-    phase = _thread.phases.pop()
-    if not _thread.phases:
-        waiting.under_way.pop(threading.get_ident(), None)
-    if phase.at_end is not None:
-        phase.at_end()
-    if phase.n_warnings:
-        phase.log_end()
+def _end(phase: str, trace: Trace | None = None) -> None:
+    found = waiting.under_way.get(threading.get_ident())
+    if found is not None and found.name == phase and trace in (None, found.trace):
+        del waiting.under_way[threading.get_ident()]
+        if found.n_warnings:
+            seconds = time.perf_counter() - found.begun
+            logger.warning("`%s`: %s took %.3g s.", found.trace.function, phase, seconds)
 
 
 def _tell(function: str, phase: str, seconds: float, from_cache: bool, trace: Any) -> None:
@@ -115,11 +125,10 @@ def listen(in_flight: Callable[[], Any]) -> None:
     def owner_of(name: str) -> tuple[Any, Trace | None]:
         """Return the entry and the trace for which JAX lowers or compiles a function."""
         if name in _thread.traced:
-            return _thread.traced[name] or (None, None)
+            return _thread.traced[name]
         # Its trace became part of an outer program, or this is for another device.
         call = in_flight()
-        # Some versions of JAX don't tell the name when a phase begins.
-        if call is None or name not in ("", call.entry.name):
+        if call is None or name != call.entry.name:
             return None, None
         return call.entry, call.entry.latest_trace
 
@@ -132,40 +141,42 @@ def listen(in_flight: Callable[[], Any]) -> None:
         phase = _PHASES.get(event)
         if phase is None:
             return
-        at_end = None
-        entry, trace = (None, None) if phase == TRACING else owner_of(_name_in(fun_name))
+        if phase == TRACING:
+            _thread.depth += 1
+        elif (trace := owner_of(_name_in(fun_name))[1]) is not None:
+            _begin(phase, trace)
         if phase == LOWERING:
             # JAX warns while it lowers.
-            call = in_flight()
-            if _thread.n_hiding or (call is not None and call.entry.hides_donation_warning):
-                at_end = hide_warnings()
-        elif phase == COMPILING:
-            _thread.hits_persistent_cache = False
-            if entry is not None and _name_in(fun_name) not in _thread.traced:
-                # For another device, say, where a program may hold other custom calls.
-                entry.unclassified = entry.pending = True
-                entry.is_recompiled = trace is not None and trace.seconds.compiling > 0
-        _begin_phase(phase, trace, at_end)
+            call, filters = in_flight(), cast(list[Any], warnings.filters)
+            _thread.hides_warning = call is not None and call.entry.hides_donation_warning
+            if _thread.hides_warning and filters[:1] != [_hiding]:
+                # Not by `warnings.filterwarnings`, which takes nothing but a regular expression.
+                filters.insert(0, _hiding)
 
     def on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
         phase = _PHASES.get(event)
         if phase is None:
             return
-        _end_phase()
-        name, trace, from_cache = _name_in(fun_name), None, False
+        name, from_cache = _name_in(fun_name), False
         if phase == TRACING:
+            _thread.depth = max(0, _thread.depth - 1)
+            _, trace = _thread.traced.setdefault(name, (None, None))
             # What we have timed ourselves; and, in some versions of JAX, a part of another trace.
-            if _thread.traced.setdefault(name, None) is not None or _thread.phases:
+            if trace is not None or _thread.depth:
                 return
         else:
-            _, trace = owner_of(name)
-        if phase == COMPILING:
-            from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
-            # What a callback of the program compiles isn't the program.
-            _thread.traced.pop(name, None)
-            if not _thread.phases:
-                # Other functions were only parts of what has been compiled.
-                _thread.traced = {n: ours for n, ours in _thread.traced.items() if ours}
+            _end(phase)
+            entry, trace = owner_of(name)
+            if phase == COMPILING:
+                from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
+                if entry is not None and name not in _thread.traced:
+                    # For another device, say, where a program may hold other custom calls.
+                    entry.unclassified = entry.pending = True
+                    entry.is_recompiled = trace is not None and trace.seconds.compiling > 0
+                # What a callback of the program compiles isn't the program.
+                _thread.traced.clear()
+                # Nor need JAX have told the end of a trace that was interrupted.
+                _thread.depth = 0
         if trace is not None:
             setattr(trace.seconds, phase, getattr(trace.seconds, phase) + duration_secs)
             trace.from_persistent_cache |= from_cache

@@ -1,6 +1,7 @@
 """The traces of one function: their count, their limit, and which is compared with which."""
 
 import collections
+import dataclasses
 import functools
 import threading
 import weakref
@@ -10,10 +11,10 @@ from .._compat import is_staging, trace_configuration, weak_lowering
 from .._places import Place, call_site
 from .._text import times
 from .description import UNKNOWN, Description, describe_function
-from .differences import differences, distance
+from .differences import differences
 from .events import listeners
-from .log import log, log_recompiled, log_streak, switches
-from .trace import MAX_COMPARED, Trace, TraceList
+from .log import log_streak, logger, switches
+from .trace import MAX_COMPARED, Trace, TraceList, closest_of, explanation_of
 
 # How many traces of a function are remembered, and how many parts of calls: large trees take
 # many megabytes.
@@ -23,22 +24,24 @@ _MAX_PARTS = 100_000
 # After so many traces in a row that were each for something new, a message.
 _MANY = 10
 
-# How many of the programs that there are an error lists.
-_MAX_LISTED = 32
+# A trace, and how many calls traced nothing before it.
+_Streak = list[tuple[Trace, int]]
 
 
 class TooManyTracesError(RuntimeError):
     """A call would trace a function more often than its `max_traces` allows."""
 
 
+@dataclasses.dataclass
 class Family:
-    """Wrappers with the same function, or class, below them, in the same kind of wrapper."""
+    """Wrappers with the same function, or class, below them, in the same kind of wrapper.
 
-    def __init__(self) -> None:
-        #: What was traced last.
-        self.latest: Description | None = None
-        #: The first trace of each member, up to a bound.
-        self.streak: list[Trace] = []
+    - `latest`: the function that was traced last.
+    - `streak`: the first trace of each member, up to a bound.
+    """
+
+    latest: Description | None = None
+    streak: _Streak = dataclasses.field(default_factory=list)
 
 
 # Of the latest places, because a session may define functions without end.
@@ -55,162 +58,134 @@ class History:
     - `why_sealed`: why no call may be traced any more; empty if one may be.
     """
 
-    def __init__(
-        self,
-        name: str,
-        max_traces: int | None,
-        place: Place,
-        lock: threading.RLock,
-    ):
+    def __init__(self, name: str, max_traces: int | None, place: Place, lock: threading.RLock):
         self.name = name
         self.place = place
-        self.n_traces = 0
         self.why_sealed = ""
         self._max_traces = max_traces
         self._lock = lock
-        #: Those under way.
-        self._begun: list[Trace] = []
-        #: The others, cleared ones included, and those with which the first shown are compared.
+        self._n_under_way = 0
+        #: Of the functions that were wrapped alike, once this one is traced.
+        self._family = Family()
+        self._streak: _Streak = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again, as the cache was cleared."""
+        self.n_traces = 0
+        # Those with which the first shown are compared, too. Another one, which traces refer to.
         maxlen = _MAX_REMEMBERED + MAX_COMPARED
         self._ended: collections.deque[Trace] = collections.deque(maxlen=maxlen)
-        #: Of the functions that were wrapped alike, once this one is traced.
-        self.family: Family | None = None
-        self._era = 0
-        self._streak: list[Trace] = []
+        # A longer one has been logged.
+        if len(self._streak) < _MANY:
+            self._streak.clear()
 
     @property
     def traces(self) -> TraceList:
         """The latest since the cache was last cleared, the oldest first."""
-        with self._lock:
-            traces = [trace for trace in self._ended if trace._era == self._era]
-        return TraceList(traces[-_MAX_REMEMBERED:])
+        return TraceList([*self._ended][-_MAX_REMEMBERED:])
 
     def begin(self, call: Any) -> Trace:
         """Return a new trace, which `end` must follow; raise if it would be one too many."""
-        where = call_site()
-        # Not under the lock, since it runs the user's code.
-        description = call.description
-        is_first = not (self._ended or self._begun or self.place.is_ours)
-        function = describe_function(call) if is_first else UNKNOWN
+        # Not under the lock, since these run the user's code.
+        site, description, functions = call_site(), call.description, self._functions(call)
         with self._lock:
-            relative = None
-            if function is not UNKNOWN:
-                part = function[0].part
-                self.family = _family_of(self.place, part.kind, part.nature)
-                relative = self.family.latest
-                if relative == function:
-                    # The same under other options.
-                    relative = None
             trace = Trace(
                 self.name,
-                where,
+                site,
                 # With those of other threads, which may come to their end first.
-                self.n_traces + len(self._begun) + 1,
+                self.n_traces + self._n_under_way + 1,
                 _place=self.place,
                 _description=description,
                 _configuration=trace_configuration(),
-                _invalidations=call.entry.invalidations,
-                _era=self._era,
-                _is_staged=call.is_staged,
-                _others=(self._ended, self._begun),
-                _function=function,
-                _relative=relative,
-                _is_again=bool(self._ended or self._begun or relative is not None),
+                _why_dropped=call.entry.why_dropped,
+                _ended=self._ended,
+                _functions=functions,
             )
             # What is compiled ahead of time is asked for.
-            why_not = "" if trace._is_staged else self.why_sealed
+            why_not = "" if call.is_staged else self.why_sealed
             limit = self._max_traces
             if not why_not and limit is not None and trace.number > limit:
                 why_not = f"`{self.name}` may be traced {times(limit)} (`max_traces={limit}`)"
-            if not why_not:
-                self._begun.append(trace)
+            self._n_under_way += not why_not
         if why_not:
-            raise TooManyTracesError(
-                f"{why_not}, and the call at {where} would be trace {trace.number}.\n"
-                f"{trace.explanation()}{self._compiled() if why_not is self.why_sealed else ''}"
-            )
+            lines = [f"{why_not}, and the call at {site} would be trace {trace.number}."]
+            lines.append(trace.explanation())
+            if why_not is self.why_sealed:
+                lines.append("  It is compiled for")
+                lines += dict.fromkeys([f"  - {each.summary}" for each in self.traces])
+            raise TooManyTracesError("\n".join(lines))
         return trace
 
-    def _compiled(self) -> str:
-        """Return what is compiled, a line each, if it is more than the error explains already."""
-        compiled = list(dict.fromkeys(trace.summary for trace in self.traces))
-        if len(compiled) < 2:
-            return ""
-        if len(compiled) > _MAX_LISTED:
-            compiled[_MAX_LISTED:] = [f"and {len(compiled) - _MAX_LISTED} more"]
-        return "\n  - ".join(["\n  It is compiled for", *compiled])
+    def _functions(self, call: Any) -> tuple[Description, Description] | None:
+        """Return the function of the family that was traced before, and that of a first trace."""
+        if self._ended or self._n_under_way:
+            return None
+        function = describe_function(call)
+        if function is UNKNOWN:
+            return None
+        part = function[0].part
+        self._family = _family_of(self.place, part.kind, part.nature)
+        before, self._family.latest = self._family.latest, function
+        # It may be the same, under other options.
+        return None if before in (None, function) else (before, function)
 
     def end(self, trace: Trace) -> None:
         """Count a trace, if the function returned."""
         with self._lock:
-            self._begun.remove(trace)
+            self._n_under_way -= 1
             if not trace._is_made:
                 return
             self.n_traces += 1
             trace.number = self.n_traces
-            trace._era = self._era
             self._ended.append(trace)
-            if self.family is not None and trace._function is not UNKNOWN:
-                self.family.latest = trace._function
-            self._drop_large(trace)
+            n_parts = 0
+            for each in reversed(self._ended):
+                n_parts += len(each._description)
+                if n_parts > _MAX_PARTS:
+                    each._description = UNKNOWN
 
-    def _drop_large(self, latest: Trace) -> None:
-        """Drop descriptions, the oldest first, if there are too many parts."""
-        # Explaining before that what was compared with them would take longer than the trace.
-        n_parts = len(latest._description)
-        if n_parts < _MAX_PARTS / (_MAX_REMEMBERED + MAX_COMPARED):
-            return
-        for trace in [*self._ended][-2::-1]:
-            n_parts += len(trace._description)
-            if n_parts > _MAX_PARTS:
-                trace._description = UNKNOWN
-
-    def finish(self, trace: Trace, jaxpr: Any, lowered: Any, hits: int) -> None:
+    def finish(self, trace: Trace, call: Any, jaxpr: Any = None, lowered: Any = None) -> None:
         """Log a trace that JAX is done with.
 
-        `jaxpr` and `lowered` are what it made, if that is known; `hits` how many calls traced
-        nothing so far.
+        `jaxpr` and `lowered` are what it made, if that is known.
         """
         if jaxpr is not None:
             trace._jaxpr, trace._lowering = weakref.ref(jaxpr), weak_lowering(lowered)
             if listeners:
                 # For a report that is read when JAX has dropped them.
                 _ = trace.program
-        if switches and trace._is_again:
-            log(trace)
+        is_of_family = trace._functions is not None
+        if trace.number == 1 and not is_of_family:
+            return
+        if switches[-1].on:
+            again = " again" if trace.number > 1 else ""
+            logger.warning(
+                "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
+                *(trace.function, again, trace.number, trace.call_site, trace.seconds),
+                trace.explanation(),
+            )
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
-        if trace._is_staged or is_staging():
+        streak = self._family.streak if is_of_family else self._streak
+        if call.is_staged or is_staging() or len(streak) == _MANY:
             return
-        if not trace._is_again:
-            return
-        family = self.family if trace._relative is not None else None
-        streak = self._streak if family is None else family.streak
-        # A longer one has been logged.
-        if len(streak) < _MANY:
-            streak.append(trace)
-            trace._hits = hits
-            if len(streak) == _MANY:
-                # The calls of a member are gone with it.
-                n_between = None if family else hits - streak[0]._hits
-                log_streak(trace, [each.differences for each in streak], n_between)
+        hits = call.function.table.info().hits
+        streak.append((trace, hits))
+        if len(streak) == _MANY:
+            # The calls of a member are gone with it.
+            n_between = None if is_of_family else hits - streak[0][1]
+            log_streak([each for each, _ in streak], n_between)
 
     def recompile(self, call: Any) -> None:
         """Note why JAX has compiled a program again, without a trace."""
-        new = call.description
-        traces = [trace for trace in self.traces if trace._description is not UNKNOWN]
-        if not traces or new is UNKNOWN:
+        traces = self.traces
+        closest = closest_of(traces, call.description, trace_configuration()) if traces else None
+        if closest is None or UNKNOWN in (closest._description, call.description):
             return
-        latest = traces[: -MAX_COMPARED - 1 : -1]
-        closest = min(latest, key=lambda trace: distance(trace._description, new))
-        found = differences(closest._description, new, self.place.is_users)
-        closest.recompiled += found[:_MAX_LISTED]
-        if switches and found:
-            log_recompiled(closest, call_site(), found)
-
-    def restart(self) -> None:
-        """Begin again, as the cache was cleared."""
-        with self._lock:
-            self.n_traces = 0
-            self._era += 1
-            if len(self._streak) < _MANY:
-                self._streak.clear()
+        found = differences(closest._description, call.description, self.place.is_users)
+        closest.recompiled += found
+        if found and switches[-1].on:
+            logger.warning(
+                "`%s` was compiled again, without a trace, for the call at %s.\n%s",
+                *(self.name, call_site(), explanation_of(found, closest.number)),
+            )

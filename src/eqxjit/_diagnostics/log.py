@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
-from .._places import CallSite
 from .._text import short, switch, times
-from .differences import Difference, listed, with_remedies_once
+from .differences import with_remedies_once
 from .trace import Trace
 
 # Not Python warnings: under `-W error` these would fail what works with Equinox.
@@ -16,8 +15,8 @@ logger = logging.getLogger("eqxjit")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Those in force: of the environment, of a switch, of each `with`. The last one decides.
-switches: list[Any] = []
+#: Those in force: of the environment, of each switch and `with`. The last one decides.
+switches: "list[Explaining]" = []
 
 # How many causes a message names.
 _MAX_CAUSES = 4
@@ -47,8 +46,7 @@ class Explaining(ContextDecorator):
             return super().__call__(fun)
 
 
-if switch("EQXJIT_EXPLAIN_RETRACES"):
-    Explaining(True)
+Explaining(bool(switch("EQXJIT_EXPLAIN_RETRACES")))
 
 
 def explain_retraces(on: bool = True) -> Explaining:
@@ -88,46 +86,18 @@ def explain_retraces(on: bool = True) -> Explaining:
     return Explaining(on)
 
 
-def _is_on() -> bool:
-    # Looked up once, because another thread may end it.
-    return any(switch.on for switch in switches[-1:])
+def log_streak(streak: list[Trace], n_between: int | None) -> None:
+    """Log that a function was traced again and again, and why each time.
 
-
-def log_recompiled(trace: Trace, site: CallSite, differences: list[Difference]) -> None:
-    """Log that JAX compiled the program of a trace again, if `explain_retraces` is on."""
-    if _is_on():
-        lines = [f"  - {line}" for line in listed(differences, with_remedies=True)]
-        logger.warning(
-            "`%s` was compiled again, without a trace, for the call at %s.\n"
-            "  Compared with trace %d:\n%s",
-            *(trace.function, site, trace.number, "\n".join(lines)),
-        )
-
-
-def log(trace: Trace) -> None:
-    """Log a trace that differs from earlier ones, if `explain_retraces` is on."""
-    if not _is_on():
-        return
-    again = " again" if trace.number > 1 else ""
-    logger.warning(
-        "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
-        *(trace.function, again, trace.number, trace.call_site, trace.seconds),
-        trace.explanation(),
-    )
-
-
-def log_streak(trace: Trace, streak: list[tuple[Difference, ...]], n_between: int | None) -> None:
-    """Log that a function was traced again and again.
-
-    A streak holds how each trace differed; `n_between` calls between them traced nothing, None if
-    they are of callables that were wrapped one after another.
+    `n_between` calls between these traces traced nothing, None if they are of callables that were
+    wrapped one after another.
     """
     often = "in a row"
     if n_between is None:
         often = "for another callable each time"
     elif n_between:
         often = f"with {n_between:,} other call{'s' * (n_between > 1)} between"
-    found = [each for differences in streak for each in differences]
+    found = [each for trace in streak for each in trace.differences]
     counts = collections.Counter(each.cause for each in found)
     latest = {each.cause: each for each in found}
     shown = counts.most_common(_MAX_CAUSES)
@@ -139,9 +109,5 @@ def log_streak(trace: Trace, streak: list[tuple[Difference, ...]], n_between: in
     logger.warning(
         "`%s` was traced %d times %s, last for the call at %s:\n%s\nEach trace is compiled. "
         "Ignore this if you expect only a few more: it is logged once per function.",
-        trace.function,
-        len(streak),
-        often,
-        trace.call_site,
-        "\n".join(lines),
+        *(streak[-1].function, len(streak), often, streak[-1].call_site, "\n".join(lines)),
     )

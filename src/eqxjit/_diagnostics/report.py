@@ -146,10 +146,10 @@ def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
     notes: list[str] = []
     share = sum(by_line.values()) / (_total_seconds(spans) or 1.0)
     if n >= _MANY_OPERATIONS and share >= 0.25:
-        line, function = max(by_line, key=by_line.__getitem__)
+        line = max(by_line, key=by_line.__getitem__)
         notes.append(
             f"{share:.0%} of the time went into {n} operations outside of any jit, most of all by "
-            f"{line} (`{function}`): call them in a jitted function."
+            f"{line} (`{line.function}`): call them in a jitted function."
         )
     return notes + [note for row in rows for note in row.notes()]
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .._places import Caller
+from .._places import CallSite
 from .trace import Trace
 
 
@@ -22,7 +22,7 @@ class ReportSpan:
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `trace`: the `Trace` that it was for, with the reason for it; `None` for a function that isn't
         under eqxjit's `filter_jit`.
-    - `called_by`: the user's function and line that called a function without a `trace`, such as an
+    - `called_by`: the user's line that called a function without a `trace`, such as an
         operation outside of any jit.
     - `depth`: how many spans it is nested in.
     - `nested_seconds`: how much of `seconds` its nested spans took.
@@ -35,7 +35,7 @@ class ReportSpan:
     thread: str
     from_persistent_cache: bool
     trace: Trace | None
-    called_by: Caller | None
+    called_by: CallSite | None
     depth: int = 0
     nested_seconds: float = 0.0
 

@@ -1,8 +1,8 @@
 """The record of one trace: what was traced, for which call, why, how long it took, how large."""
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .._places import CallSite, Place
@@ -14,6 +14,11 @@ from .size import Memory, Program, memory_in, program_of
 
 # With how many of those before it a trace is compared.
 MAX_COMPARED = 16
+
+_CHANGED = (
+    "a static object of that trace's was changed in place, or differs in what neither its text nor "
+    "its hash shows, as a dict with its keys in another order"
+)
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 
@@ -67,27 +72,14 @@ class Trace:
     _place: Place
     _description: Description
     _configuration: dict[str, Any]
-    # When and why its entry was dropped: shared with that.
-    _invalidations: list[tuple[float, str]]
-    # How often the function's cache had been cleared.
-    _era: int
-    # Whether it is lowered rather than run.
-    _is_staged: bool
-    # Its function's traces that have ended, and those under way, now: one that is explained is
-    # compared with the latest that began before it.
-    _others: "tuple[Iterable[Trace], Iterable[Trace]]" = ((), ())
-    # If it is the first: its function, and the one of the same place that was traced before.
-    _function: Description = UNKNOWN
-    _relative: Description | None = None
-    # Whether there is anything to compare it with.
-    _is_again: bool = False
+    # Why its entry was dropped: shared with that.
+    _why_dropped: list[str]
+    # Its function's traces that have ended: it is compared with those before it.
+    _ended: "Collection[Trace]" = ()
+    # Where there are none: another function of the same place that was traced, and this one.
+    _functions: tuple[Description, Description] | None = None
     # Whether the user's function returned, and what it returned was read.
     _is_made: bool = False
-    _begun: float = dataclasses.field(default_factory=time.perf_counter)
-    _hits: int = 0
-    # How many of JAX's phases were under way in its thread when it began.
-    _depth: int = 0
-    _explanation: "tuple[tuple[Difference, ...], int | None] | None" = None
     # What JAX has made, weakly: it holds constants of the user's.
     _jaxpr: Callable[[], Any] = lambda: None
     _lowering: Callable[[], Any] = lambda: None
@@ -98,61 +90,33 @@ class Trace:
     @property
     def differences(self) -> tuple[Difference, ...]:
         """The ways in which it differs from the closest earlier trace; empty for the first."""
-        return self._explain()[0]
+        return self._explanation[0]
 
     @property
     def compared_with(self) -> int | None:
         """The number of that earlier trace; `None` for the first."""
-        return self._explain()[1]
+        return self._explanation[1]
 
-    def _explain(self) -> tuple[tuple[Difference, ...], int | None]:
-        """Return how it differs from the closest earlier trace, and the number of that."""
-        if self._explanation is None:
-            self._explanation = self._compare()
-        return self._explanation
-
-    def _compare(self) -> tuple[tuple[Difference, ...], int | None]:
-        if not self._is_again:
-            return (), None
-        if self._relative is not None:
-            return tuple(of_functions(self._relative, self._function, self._place)), None
-        # In one C call each, because other threads change these.
-        others = [each for some in self._others for each in list(some) if each._begun < self._begun]
-        described = [each for each in others if each._description is not UNKNOWN] or others
-        # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        latest = sorted(described, key=lambda trace: trace._begun)[: -MAX_COMPARED - 1 : -1]
-        if not latest:
-            # Those failed.
-            return (), None
-        closest = min(latest, key=self._distance)
-        # The number of a cleared one may be another trace's by now.
-        number = closest.number if closest._era == self._era else None
+    @functools.cached_property
+    def _explanation(self) -> tuple[tuple[Difference, ...], int | None]:
+        # In one C call, because other threads change these.
+        earlier = [each for each in [*self._ended] if each.number < self.number]
+        if not earlier:
+            functions = self._functions
+            return tuple(of_functions(*functions, self._place) if functions else ()), None
+        closest = closest_of(earlier, self._description, self._configuration)
         if UNKNOWN in (closest._description, self._description):
             why = "the arguments are too large to be compared, or can't be"
-            return (Difference("unknown", "", "", why),), number
+            return (Difference("unknown", "", "", why),), closest.number
         found = differences(closest._description, self._description, self._place.is_users)
-        found += [
-            Difference("configuration changed", *change)
-            for change in _settings_changed(closest._configuration, self._configuration)
-        ]
-        return tuple(found) or (self._why_not_served_by(closest),), number
-
-    def _distance(self, earlier: "Trace") -> int:
-        is_set = bool(_settings_changed(earlier._configuration, self._configuration))
-        return distance(earlier._description, self._description) + is_set
-
-    def _why_not_served_by(self, earlier: "Trace") -> Difference:
-        # The call looks just like that of the trace.
-        why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
-        reasons = [reason for when, reason in earlier._invalidations if when < self._begun]
-        if reasons:
-            why = reasons[-1]
-        elif earlier._invalidations is not self._invalidations:
-            why = (
-                "a static object of that trace's was changed in place, or differs in what neither "
-                "its text nor its hash shows, as a dict with its keys in another order"
-            )
-        return Difference("cache evicted or cleared", "", "", why)
+        found += _settings_changed(closest._configuration, self._configuration)
+        if not found:
+            # The call looks just like that of the trace.
+            why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
+            if closest._why_dropped is not self._why_dropped:
+                why = "".join(closest._why_dropped) or _CHANGED
+            found = [Difference("cache evicted or cleared", "", "", why)]
+        return tuple(found), closest.number
 
     # --- What it made, found out when it is read ----------------------------------------------
 
@@ -211,20 +175,37 @@ class Trace:
 
     def explanation(self) -> str:
         """Return a line for each difference, with what to do about it, if anything."""
-        lines = [f"  - {line}" for line in listed(self.differences, with_remedies=True)]
-        if self.compared_with is not None:
-            lines.insert(0, f"  Compared with trace {self.compared_with}:")
-        return "\n".join(lines)
+        return explanation_of(*self._explanation)
 
 
-def _settings_changed(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the name of each setting of JAX's that was changed, and the texts of both values."""
+def closest_of(
+    traces: "Collection[Trace]", description: Description, configuration: dict[str, Any]
+) -> Trace:
+    """Return the trace that differs least from a call; of several, the latest."""
+    described = [each for each in traces if each._description is not UNKNOWN] or [*traces]
+    return min(
+        described[: -MAX_COMPARED - 1 : -1],
+        key=lambda each: (
+            distance(each._description, description)
+            + bool(_settings_changed(each._configuration, configuration))
+        ),
+    )
+
+
+def explanation_of(differences: Iterable[Difference], compared_with: int | None = None) -> str:
+    """Return a line for each difference from a trace, with what to do about it."""
+    lines = [f"  - {line}" for line in listed(differences, with_remedies=True)]
+    if compared_with is not None:
+        lines.insert(0, f"  Compared with trace {compared_with}:")
+    return "\n".join(lines)
+
+
+def _settings_changed(old: dict[str, Any], new: dict[str, Any]) -> list[Difference]:
+    """Return the settings of JAX's that were changed."""
     # The names depend on the release of JAX, and a user may add contexts.
-    changed = [name for name in new if name not in old or old[name] is not new[name]]
-    texts = [
-        (n, _setting_text(old[n]) if n in old else "absent", _setting_text(new[n])) for n in changed
-    ]
-    return [change for change in texts if change[1] != change[2]]
+    changed = [(name, old.get(name), new[name]) for name in new if old.get(name) is not new[name]]
+    texts = [(name, _setting_text(was), _setting_text(is_now)) for name, was, is_now in changed]
+    return [Difference("configuration changed", *each) for each in texts if each[1] != each[2]]
 
 
 def _setting_text(value: Any) -> str:
@@ -242,10 +223,9 @@ class TraceList(list[Trace]):
         headings = ("function", "trace", "why", "called at", "seconds", "arguments", "memory")
         rows: list[tuple[Any, ...]] = []
         for trace in self:
-            why = "\n".join(listed(trace.differences, with_remedies=True)) or "first trace"
+            why = trace.explanation() or "first trace"
             if trace.recompiled:
-                why += "\ncompiled again:\n" + "\n".join(listed(trace.recompiled, True))
+                why += f"\ncompiled again:\n{explanation_of(trace.recompiled)}"
             what = trace.function, trace.number, why, trace.call_site
-            seconds, memory = f"{trace.seconds.total:.3g}", trace.memory or ""
-            rows.append((*what, seconds, trace.summary, memory))
+            rows.append((*what, f"{trace.seconds.total:.3g}", trace.summary, trace.memory or ""))
         return block(table(headings, rows))

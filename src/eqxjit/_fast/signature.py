@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from inspect import Parameter
 from typing import Any
 
-from .._places import location_of
-
 
 class _Absent:
     """The default of each optional parameter: defaults are the user's function's to fill in."""
@@ -32,7 +30,6 @@ class Signature:
 
     - `name`, `qualname`: what error messages call the function; `label`: what a list calls it.
     - `called`: what Python's error for a wrong call names, before `()`.
-    - `location`: where it is defined; None if it isn't written in Python.
     - `inspected`: the signature, without annotations, all defaults `absent`; where the function has
         none that can be read, `*args, **kwargs`.
     - `parameters`: the parameters in it.
@@ -52,7 +49,6 @@ class Signature:
         # The name of a class alone, of which the function is an instance, reads as its constructor.
         wrapper = wrapper or ("" if inspect.isroutine(fun) else "filter_jit")
         self.called = f"{wrapper}({self.label})" if wrapper else qualname
-        self.location = location_of(fun)
         # Without annotations, which may be any expression, and defaults, which may change later.
         parameters = [
             p.replace(default=p.empty if p.default is p.empty else absent, annotation=p.empty)
