@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import eqxjit
 
@@ -184,3 +186,19 @@ def test_a_flatten_with_keys_runs_for_a_first_trace_alone():
     f(Box(jnp.ones(2)))
     assert n_keyed == 0
     assert str(f.traces()[1].differences[0]) == "shape: `box.a` was float32[1], is float32[2]"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_compilation_in_the_middle_of_lowering_takes_no_times_and_shows_no_warning():
+    inner = Primitive("inner")
+    inner.def_abstract_eval(lambda x: x)
+
+    def lower(context, x):
+        jax.jit(lambda x: x + 3)(jnp.ones(5))
+        return [x]
+
+    mlir.register_lowering(inner, lower)
+    f = eqxjit.filter_jit(lambda x: inner.bind(x)[0], donate="all")
+    f(jnp.ones(3))
+    [trace] = f.traces()
+    assert min(trace.seconds.lowering, trace.seconds.compiling) > 0

@@ -173,8 +173,10 @@ def listen(in_flight: Callable[[], Any]) -> None:
                     # For another device, say, where a program may hold other custom calls.
                     entry.unclassified = entry.pending = True
                     entry.is_recompiled = trace is not None and trace.seconds.compiling > 0
-                # What a callback of the program compiles isn't the program.
-                _thread.traced.clear()
+                # What a callback of the program compiles isn't the program; and what others are
+                # traced for is compiled, unless this is in the middle of a lowering of ours.
+                _thread.traced.pop(name, None)
+                _thread.traced = {n: found for n, found in _thread.traced.items() if found[1]}
                 # Nor need JAX have told the end of a trace that was interrupted.
                 _thread.depth = 0
         if trace is not None:
