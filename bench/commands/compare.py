@@ -71,6 +71,6 @@ def _rows(record: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Time
         times = {way: us[0] if isinstance(us, list) else us for way, us in value.items()}
         is_table = all(isinstance(us, float) for us in times.values())
         if is_table and any(way.startswith("eqxjit") for way in times):
-            yield name or key, times
+            yield f"{name}: {key}".removeprefix(": "), times
         else:
             yield from _rows(value, f"{name}: {key}".removeprefix(": "))
