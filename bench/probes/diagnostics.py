@@ -74,7 +74,7 @@ def _stubbed() -> Context:
     def stubbed() -> Iterator[None]:
         begin = lambda *_: copy.copy(trace)  # noqa: E731
         with mock.patch.multiple(History, begin=begin, end=nothing, finish=nothing):
-            with mock.patch.multiple(events, _begin_phase=nothing, _end_phase=nothing):
+            with mock.patch.multiple(events, _begin=nothing, _end=nothing):
                 yield
 
     return stubbed

@@ -76,10 +76,10 @@ def _show_error(kind: Any, error: BaseException, traceback: types.TracebackType 
 
 def _show_info() -> None:
     """Print what a report of a bug should have."""
-    for name in ("eqxjit", "equinox"):
+    for name in ("eqxjit", "equinox", "jax", "jaxlib"):
         print(f"{name}: {importlib.metadata.version(name)}")
     print(f"back end: {why_back_end}")
-    for name in filter(re.compile("EQXJIT_|EQX_").match, os.environ):
+    for name in filter(re.compile("EQXJIT_|EQX_|JAX_|XLA_").match, os.environ):
         print(f"{name}={os.environ[name]}")
     # Last, because it raises where JAX finds no device.
     jax.print_environment_info()

@@ -246,3 +246,15 @@ def test_an_array_that_is_passed_twice_is_named(donate):
         with pytest.raises(Exception, match=r"`a` and `b\['b'\]\[0\]` are the same array"):
             f(x, {"b": [x]})
         assert_same(f(jnp.ones(3), {"b": [jnp.ones(3)]}), jnp.full(3, 2.0, jnp.float32))
+
+
+def test_hiding_the_warning_leaves_no_more_than_one_filter():
+    f = eqxjit.filter_jit(lambda x: x[0], donate="all")
+    with warnings.catch_warnings():
+        for n in range(3, 6):
+            warnings.simplefilter("error", DeprecationWarning)
+            warnings.filterwarnings("error", message=f"of {n}")
+            f(jnp.ones(n))
+        kinds = [item for item in warnings.filters if item[2] is Warning and item[1] is not None]
+        assert len({type(item[1]) for item in kinds}) == 2
+        assert sum(type(item[1]).__module__ != "re" for item in kinds) == 1

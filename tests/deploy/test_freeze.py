@@ -1,6 +1,7 @@
 """`freeze`: the same results as `filter_jit`, with the arrays compiled in."""
 
 import collections
+import copy
 import functools
 import gc
 import pickle
@@ -323,3 +324,9 @@ def test_a_wrong_call_names_what_was_frozen(tmp_path):
             assert str(raised.value) == f"{name}() takes 1 positional argument but 3 were given"
             fun(jnp.ones(4))
     assert names["filter_jit(Linear)"].traces()[0].function == "Linear"
+
+
+def test_a_frozen_function_can_be_copied():
+    frozen = eqxjit.freeze(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
+    for copied in (copy.copy(frozen), copy.deepcopy(frozen)):
+        assert copied(jnp.ones(2)).tolist() == frozen(jnp.ones(2)).tolist()

@@ -232,7 +232,7 @@ STRANGE_ARRAYS = {
     "a date": (np.datetime64("2020-01-01"), "numbers"),
     "a string": (np.str_("a"), "tuple"),
     "records": (np.zeros(2, dtype=[("a", int), ("b", float)]), "tuple"),
-    "long doubles": (np.zeros(2, dtype=np.longdouble), "astype"),
+    "long doubles": (np.zeros(2, dtype=np.longdouble), "numbers"),
     "masked": (np.ma.array([1.0, 2.0], mask=[True, False]), "filled"),
 }
 

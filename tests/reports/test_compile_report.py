@@ -46,8 +46,8 @@ def test_rows_of_nested_and_foreign_functions(capsys):
     for name in ("outer", "plain"):
         assert min(found[name].seconds.lowering, found[name].seconds.compiling) > 0
     assert all(row.seconds.tracing > 0 for row in found.values())
-    assert found["outer"].equations == 3
-    assert found["inner"].equations is found["plain"].equations is None
+    assert found["outer"].program.equations == 3
+    assert found["inner"].program is found["plain"].program is None
     totals = [row.seconds.total for row in report.rows]
     assert totals == sorted(totals, reverse=True)
     assert sum(row.share for row in report.rows) == pytest.approx(1)

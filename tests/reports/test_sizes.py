@@ -329,7 +329,7 @@ def test_nothing_of_the_users_is_kept_alive():
     assert constant() is None
     [row] = [row for row in report.rows if row.function.endswith("<lambda>")]
     # It was read while JAX had it.
-    assert row.equations == 2
+    assert row.program.equations == 2
     assert row.program.memory.outputs == 1_200_000
 
 

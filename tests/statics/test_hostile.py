@@ -1,5 +1,6 @@
 """Classes that lie about themselves: a clear error or a correct result, never a stale one."""
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -180,3 +181,39 @@ def test_a_hostile_function(name):
         else:
             assert is_right(result, 2), result
             assert isinstance(repr(eqxjit.filter_jit(function)), str)
+
+
+class Odd(list):
+    def __iter__(self):
+        return (item for item in list.__iter__(self) if item % 2)
+
+
+class OddTuple(tuple):
+    __iter__ = Odd.__iter__
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    n: int
+
+
+class Borrowing:
+    __eq__, __hash__ = Compared.__eq__, Compared.__hash__
+
+    def __init__(self, n):
+        self.n = n
+
+
+@pytest.mark.parametrize("jit", BOTH)
+@pytest.mark.parametrize(
+    ("make", "last"),
+    [
+        (lambda n: StaticHolder(X, Odd([1, n])), lambda holder: holder.value[-1]),
+        (lambda n: OddTuple([1, n]), lambda value: value[-1]),
+        (Borrowing, lambda value: value.n),
+    ],
+)
+def test_what_a_class_changes_of_its_bases_counts_as_upstream(jit, make, last):
+    f = jit(lambda value, x: x * last(value))
+    for n in (2, 4, 2, 2, 4, 6):
+        assert f(make(n), X).tolist() == (X * n).tolist()

@@ -67,15 +67,15 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
                 jax.typeof(leaf)
             except (TypeError, ValueError) as why:
                 return kind(
-                    f"The array `{path}` can't be traced: {why} Convert it to numbers, for example "
-                    "by `.astype`; or pass something static, such as a tuple of its items."
+                    f"The array `{path}` can't be traced: {why} Pass a plain array of "
+                    "numbers; or something static, such as a tuple of its items."
                 )
         elif issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
-            # Those that this very call has donated are deleted, too.
             if text.startswith(_DELETED) and leaf.is_deleted():
                 return kind(
                     f"The array `{path}` has been deleted, mostly by being donated to an earlier "
-                    "call. Use that call's result in its place, or don't donate it."
+                    "call, or to this one, where `jax_debug_nans` or `infs` has found something. "
+                    "Use the earlier call's result in its place, or don't donate it."
                 )
             if is_twice and (first := paths.setdefault(id(leaf), path)) != path:
                 return kind(
@@ -131,8 +131,8 @@ def split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | 
         return ValueError(
             f"The static value `{path}` of type `{type(value).__name__}` can't be hashed: "
             f"{type(error).__name__}: {error}. Everything that isn't an array is static, and "
-            "static values must be hashable and comparable: make it an array, a tuple or a frozen "
-            "dataclass."
+            "static values must be hashable and comparable: make it an array, a tuple, a frozenset "
+            "or a frozen dataclass."
         )
     if type(value) in (dict, collections.defaultdict):
         return ValueError(

@@ -56,8 +56,8 @@ def check_options(
     if refused:
         raise ValueError(
             f"`filter_jit` can't take {', '.join(refused)}: arrays are traced and all else is "
-            "static. Donate arrays by `donate=...`, and place them by `jax.device_put` before the "
-            "call, or by `eqx.filter_shard`."
+            "static. Pass what varies as an array; donate arrays by `donate=...`; place them by "
+            "`jax.device_put` before the call, or by `eqx.filter_shard`."
         )
     if jit_arguments:
         # So that a bad one is refused here, as by upstream, rather than at the first call.

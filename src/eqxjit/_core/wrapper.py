@@ -170,6 +170,9 @@ class JitFunction(_Jitted[P, T], Dispatcher):
         name = self._function.signature.qualname if is_function else short(wrapped, _LONGEST_REPR)
         return f"filter_jit({name})"
 
+    def __copy__(self) -> "JitFunction[P, T]":
+        return type(self)(self._function, self._handler.fun_arrays)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction[P, T]":
         # The static half is shared, and with it what is compiled.
         return type(self)(self._function, copy.deepcopy(self._handler.fun_arrays, memo))

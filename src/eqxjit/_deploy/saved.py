@@ -59,7 +59,7 @@ def write(handler: CallHandler, path: Path, args: tuple[Any, ...], kwargs: dict[
     except OSError as error:
         # The function's may be of any file.
         if error.filename == temporary:
-            error.filename, error.filename2 = target, None
+            error.filename = target
         raise
     finally:
         # Not there once it has replaced the other, or if it couldn't be opened.
@@ -72,10 +72,12 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         call, exported, _ = handler.stage(export, args, kwargs)
     except NotImplementedError as error:
-        error.add_note(
-            "A file can't hold Python to call back, as of `jax.debug.print`, `jax.pure_callback` "
-            "or `eqx.error_if`. The environment variable `EQX_ON_ERROR=off` takes out Equinox's."
-        )
+        # Unless it is the function's own.
+        if "host_callbacks" in str(error):
+            error.add_note(
+                "A file can't hold Python to call back, as of `jax.debug.print` or `eqx.error_if`. "
+                "The environment variable `EQX_ON_ERROR=off` takes out Equinox's."
+            )
         raise
     if call.entry.outs:
         raise ValueError(
@@ -203,6 +205,7 @@ class SavedFunction:
         lines = changes(self._description, passed)
         if any("static where an array was" in line for line in lines):
             lines.append("What isn't an array is static: pass `np.float32(2.0)`, say, for `2.0`.")
+        lines += ["(A symbol in a shape stands for one size, from 1 on.)"] * (cause is not None)
         title = f"`{self.__name__}` was saved for other arguments:"
         raise ValueError("\n    ".join([title, *lines])) from cause
 

@@ -42,7 +42,7 @@ REMEDIES = {
     "None at first": "If it is `None` at first only, pass what it begins with instead, such as "
     "zeros",
     "keys": "If its keys vary, have it hold all of them in each call",
-    "length": "If its length varies, fill it up to a few lengths, or pass one array, "
+    "length": "If its length varies, fill it up to a few lengths; arrays in it may be one, by "
     "`jnp.stack({path})`, padded to a few sizes",
     # Another array.
     "sharding or device": "Place it alike in all calls, by `jax.device_put` or `eqx.filter_shard`",
@@ -149,7 +149,7 @@ def _for_structure(change: Change) -> str:
     if old is None or new is None:
         kinds = [row.part.kind for row in change.row.around]
         return "keys" if kinds[:1] == ["dict"] else ""
-    if old.is_node and old.kind == "None":
+    if (old.kind, new.nature) in (("None", "container"), ("None", "traced array")):
         return "None at first"
     is_longer = old.nature == new.nature == "container" and old.kind == new.kind
     return "length" if is_longer and not change.holder else ""

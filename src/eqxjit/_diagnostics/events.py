@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import jax
@@ -151,6 +151,8 @@ def listen(in_flight: Callable[[], Any]) -> None:
             _thread.hides_warning = call is not None and call.entry.hides_donation_warning
             if _thread.hides_warning and filters[:1] != [_hiding]:
                 # Not by `warnings.filterwarnings`, which takes nothing but a regular expression.
+                with suppress(ValueError):
+                    filters.remove(_hiding)
                 filters.insert(0, _hiding)
 
     def on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:

@@ -54,11 +54,6 @@ class ReportRow(NamedTuple):
     reason: str
 
     @property
-    def equations(self) -> int | None:
-        """The size of that program, nested ones included."""
-        return None if self.program is None else self.program.equations
-
-    @property
     def is_never_cached(self) -> bool:
         """True if JAX's persistent cache is on, and never holds that program."""
         config: Any = jax.config
@@ -71,7 +66,7 @@ class ReportRow(NamedTuple):
         if program is None:
             return []
         lines = "".join([f"\n    {line}" for line in program.lines])
-        notes = [f"{self.equations:,} equations, most of them by{lines}"] if lines else []
+        notes = [f"{program.equations:,} equations, most of them by{lines}"] if lines else []
         notes += program.notes
         if program.memory is not None:
             n_bytes, saves = program.memory.temporaries, program.donation_saves

@@ -184,7 +184,9 @@ def _bits(value: float) -> bytes:
 
 
 def _items(value: Any, left: list[int]) -> Hashable:
-    return (ITEMS, type(value), None, *_keys([*value], left))
+    # Not by iterating: the `__iter__` of a subclass has no say.
+    base: Any = tuple if isinstance(value, tuple) else list
+    return (ITEMS, type(value), None, *_keys([*base.__iter__(value)], left))
 
 
 def _pairs(value: dict[Any, Any], left: list[int]) -> Hashable:
@@ -256,14 +258,13 @@ def _reader_of_class(kind: type) -> _Reader | None:
     """Return how objects of a class that isn't builtin are read; None where `==` decides."""
     if issubclass(kind, (np.ndarray, np.generic, jax.Array)):
         return _array
-    equality: Any = kind.__eq__
     owner: Any = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     if owner in _READERS:
         # A subclass that keeps its base's `==` is looked into as that is.
         return _READERS[owner]
     # `dataclasses` defines its methods in a function of this name, and leaves a user's alone.
-    code = getattr(equality, "__code__", None)
-    if getattr(code, "co_qualname", "") != "__create_fn__.<locals>.__eq__":
+    name = getattr(getattr(kind.__eq__, "__code__", None), "co_qualname", "")
+    if name != "__create_fn__.<locals>.__eq__" or "__dataclass_fields__" not in vars(owner):
         return None
     return _fields(tuple([field.name for field in dataclasses.fields(owner) if field.compare]))
 
