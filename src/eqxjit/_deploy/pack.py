@@ -269,10 +269,10 @@ _MAX_STEPS = 128
 _ERRORS = AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
 
 _INSTEAD = (
-    "Bind what else `update` takes by `functools.partial`. If it doesn't fit, pass "
-    "`optimizer=None`, and show it trees: `optimizer.update(grads.unpack(), opt_state, "
-    "params.unpack())`, each filtered by `eqx.is_inexact_array`, and then "
-    "`params.repack(eqx.apply_updates(params.unpack(), updates))`."
+    "If it doesn't fit, pass `optimizer=None`, and show it trees: `optimizer.update("
+    "grads.unpack(), opt_state, params.unpack())`, each filtered by `eqx.is_inexact_array`, and "
+    "then `params.repack(eqx.apply_updates(params.unpack(), updates))`. Bind what else `update` "
+    "takes by `functools.partial`."
 )
 
 
