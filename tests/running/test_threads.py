@@ -5,8 +5,10 @@ import gc
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import equinox as eqx
 import jax
@@ -225,3 +227,25 @@ def test_a_call_in_progress_changes_no_global_state(filter_jit):
         f(X + 0)
         # Upstream's do.
         assert [now != before for now in seen] == [filter_jit is eqx.filter_jit]
+
+
+def test_a_trace_ends_while_another_thread_is_in_the_middle_of_one():
+    """The other's program is read all the same, which may raise."""
+    is_begun, may_end = threading.Event(), threading.Event()
+
+    @eqxjit.filter_jit
+    def f(x):
+        if x.shape == (3,):
+            return x
+        is_begun.set()
+        assert may_end.wait(60)
+        return eqx.error_if(x, x[0] < 0, "negative")
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(f, jnp.ones(2))
+        assert is_begun.wait(60)
+        f(jnp.ones(3))
+        may_end.set()
+        other.result()
+    for trace in f.traces():
+        assert trace.program.calls_python == (trace.summary == "x: float32[2]")
