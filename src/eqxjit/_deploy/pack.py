@@ -21,7 +21,7 @@ from .._compat import ArrayImpl
 from .._core.table import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._spec.static_key import Static
-from .._spec.tree import Spec, combine, is_array, split
+from .._spec.tree import Spec, combine, copy_numpy, is_array, split
 from .._text import counted
 from .freeze import snapshot
 from .saved import Type, changes, type_of
@@ -191,7 +191,7 @@ class Layout:
             leaves = [arrays[index] for index in indices]
             if len(leaves) > 1 and leaves[0] is not None:
                 # JAX reads a NumPy array in the background, when its owner may have overwritten it.
-                copies = [np.copy(a) if isinstance(a, np.ndarray) else a for a in leaves]
+                copies = [copy_numpy(a) if isinstance(a, np.ndarray) else a for a in leaves]
                 leaves = [_join(copies, self.types[indices[0]].dtype)]
             packed.append(leaves[0])
         return Packed(tuple(packed), self)
