@@ -154,19 +154,19 @@ def is_staging() -> bool:
 
 
 # How JAX names a function and its arguments, where the function tells (`__fun_debug_info__`).
-_debug_info = _private("jax._src.api_util:debug_info")
+try:
+    _unnamed: Any = _private("jax._src.api_util:debug_info")("jit", abs, (), {})
+    _unnamed = _unnamed._replace(func_src_info="", arg_names=())
+except (AttributeError, TypeError, ValueError):
+    # Arguments are then called `leaves[0]`; the function's name and place are in its name.
+    _unnamed = None
 
 
 def debug_info(source: str, argument_names: tuple[str, ...] | None) -> Any:
     """Return JAX's record of the names of a function and its arguments; None for JAX's."""
-    if _debug_info is None or argument_names is None:
+    if _unnamed is None or argument_names is None:
         return None
-    try:
-        unnamed = _debug_info("jit", abs, (), {})
-        return unnamed._replace(func_src_info=source, arg_names=argument_names)
-    except (AttributeError, TypeError, ValueError):
-        # Arguments are then called `leaves[0]`; the function's name and place are in its name.
-        return None
+    return _unnamed._replace(func_src_info=source, arg_names=argument_names)
 
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
