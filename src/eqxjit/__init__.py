@@ -16,8 +16,8 @@ from ._deploy.install import install, uninstall
 from ._deploy.pack import Packed, _from_skeleton, pack
 from ._diagnostics.history import TooManyTracesError
 from ._diagnostics.log import explain_retraces
-from ._diagnostics.report import compile_report
 from ._fast.make import native_enabled
+from ._reports.report import compile_report
 
 __all__ = [
     "Packed",

@@ -24,7 +24,7 @@ import jax
 from ._compat import why_back_end
 from ._deploy.install import install
 from ._diagnostics.log import explain_retraces
-from ._diagnostics.report import CompileReport, recording
+from ._reports.report import CompileReport, recording
 
 
 def main(argv: list[str]) -> None:

@@ -11,13 +11,13 @@ from ._core.wrapper import BoundJitFunction as BoundJitFunction
 from ._core.wrapper import JitFunction as JitFunction
 from ._deploy.freeze import FrozenFunction as FrozenFunction
 from ._diagnostics.differences import Difference as Difference
-from ._diagnostics.report import CompileReport as CompileReport
-from ._diagnostics.report import ReportRow as ReportRow
 from ._diagnostics.size import MadeArray as MadeArray
 from ._diagnostics.size import Memory as Memory
 from ._diagnostics.size import Program as Program
-from ._diagnostics.timeline import ReportSpan as ReportSpan
 from ._diagnostics.trace import Seconds as Seconds
 from ._diagnostics.trace import Trace as Trace
 from ._diagnostics.trace import TraceList as TraceList
 from ._places import CallSite as CallSite
+from ._reports.report import CompileReport as CompileReport
+from ._reports.report import ReportRow as ReportRow
+from ._reports.timeline import ReportSpan as ReportSpan

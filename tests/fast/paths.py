@@ -92,7 +92,8 @@ class Path:
         bound = combine(call.spec, iter(call.arrays), iter(call.statics))
         self.output = entry.describe(body(*bound), call.all_statics)
         self.jitted = entry.jitted = Jitted(self.output)
-        entry.pending = False
+        [program] = self.output
+        program.unread = False
         mine = Caller(self.caller.function, self.caller.fun_arrays)
         self.fast: Any
         if kind == C:
@@ -109,7 +110,8 @@ class Path:
     def expected(self, call: Any) -> Taken:
         """What the slow path takes of a call, and what it makes of the output."""
         call.entry = self.entry
-        return Taken((*call.flat,), self.caller.combine(self.output, call))
+        [arrays] = self.output.values()
+        return Taken((*call.flat,), self.caller.combine(self.entry.out, arrays, call))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Taken | None:
         """What is taken and made of a call; None if it doesn't match."""

@@ -14,6 +14,7 @@ LAYERS = [
     *(
         "_native",
         "_text",
+        "_html",
         "_compat",
         "_places",
         "_spec",
@@ -21,6 +22,7 @@ LAYERS = [
         "_diagnostics",
         "_core",
         "_deploy",
+        "_reports",
     ),
     *("types", "__init__", "__main__"),
 ]

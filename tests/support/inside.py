@@ -21,10 +21,10 @@ def caller(wrapper: Any) -> Any:
 
 
 def blocks(wrapper: Any) -> list[bool]:
-    """Whether the programs of each structure are waited for: all must be classified."""
+    """For each structure, whether calls wait for a program: programs that were run must be read."""
     entries = [*table(wrapper).entries.values()]
-    assert not any(entry.pending or entry.unclassified for entry in entries)
-    return [entry.must_wait for entry in entries]
+    programs = [[ref() for _, ref in entry.outs.values()] for entry in entries]
+    return [any(p.must_wait for p in each if p is not None and not p.unread) for each in programs]
 
 
 def clear_tables() -> None:

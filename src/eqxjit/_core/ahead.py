@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._compat import Dispatcher, connect, may_raise
+from .._compat import Dispatcher, connect
 from .._diagnostics import events
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._fast.make import fast_path, link
 from .entry import Call, Entry
-from .slow import HAS_FAST_PATHS, CallHandler
+from .slow import HAS_FAST_PATHS, CallHandler, read
 
 
 class CompileCost(NamedTuple):
@@ -61,12 +61,13 @@ class Lowered:
         # The trace was made for a program that JAX compiles only here.
         with events.compiling(self._entry, self._trace):
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        must_wait = self._entry.must_wait or may_raise(self.lowered.compiler_ir("stablehlo"))
-        # Nothing of it is pending.
+        [program] = jax.tree.unflatten(
+            self.lowered.out_tree, [0] * self.lowered.out_tree.num_leaves
+        )
+        read(program, self.lowered)
         traced = self._entry
         entry = Entry(traced.spec, self._handler.function, traced.n_fun)
-        entry.jitted, entry.must_wait = compiled, must_wait
-        entry.out, entry.outs = traced.out, traced.outs
+        entry.jitted, entry.out, entry.outs = compiled, traced.out, traced.outs
         return Compiled(self._handler, entry, self._description, self._bound)
 
 
@@ -131,7 +132,3 @@ class _CompiledCallHandler(CallHandler):
             self.fasts += filter(None, [fast_path(call)])
             link(self.wrapper(), self)
         return result
-
-    def finish_trace(self, output: Any, call: Call) -> Any:
-        # It is compiled, so that this is called for an output of another trace than the first.
-        return self.combine(output, call)

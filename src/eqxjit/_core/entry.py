@@ -2,22 +2,22 @@
 
 import dataclasses
 import functools
+import itertools
 import weakref
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
-from .._compat import ArrayImpl, native, wrapped_by_tracer
+from .._compat import native
 from .._diagnostics import events
 from .._diagnostics.description import ArrayPart, Description, describe
 from .._diagnostics.trace import Trace
 from .._spec.static_key import CONSTANTS
-from .._spec.tree import Spec, arrays_of, count_arrays, split
+from .._spec.tree import Spec, count_arrays, split
 
-# C reads the flags of an entry where they lie.
+# C reads the flags of a program where they lie.
 _Flags: type = object if native is None else native.Flags
+_numbers = itertools.count()
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,6 +28,7 @@ class Call:
     - `spec`, `arrays`, `statics`: those of `(args, kwargs)`, as `split` returns them.
     - `is_staged`: whether it is lowered rather than run.
     - `traces`: those that JAX has made in it.
+    - `is_recompiled`: whether JAX has compiled a program again in it, without a trace.
     """
 
     # A `Function` of `table.py`: it is without its arrays.
@@ -40,12 +41,23 @@ class Call:
     statics: list[Any]
     is_staged: bool = False
     traces: list[Trace] = dataclasses.field(default_factory=list)
+    is_recompiled: bool = False
     entry: "Entry" = dataclasses.field(init=False)
 
     @functools.cached_property
     def description(self) -> Description:
         """The parts of the arguments by their paths, as of before the function changed any."""
         return describe(self)
+
+    def end_traces(self) -> Trace | None:
+        """Return the last trace that was made in this call; None if none was."""
+        traces, self.traces = self.traces, []
+        if not traces:
+            return None
+        events.finish(self.entry)
+        if traces[-1]._is_made:
+            self.entry.latest_trace = traces[-1]
+        return traces[-1]
 
     @property
     def array_paths(self) -> tuple[str, ...] | None:
@@ -88,34 +100,35 @@ class Out(NamedTuple):
         return all(a is b or type(a) in CONSTANTS for a, b in pairs)
 
 
-class OutKey:
-    """The key of an `Out` in what a traced function returns, which JAX keeps as long as that.
+class Program(_Flags):
+    """What one trace has made.
 
-    It holds nothing of the user's. `repr` goes into the program's text, which is cached.
+    The traced function returns it to JAX as the key of its arrays, so each output comes with the
+    program that made it. JAX keeps it as long as that program. It holds nothing of the user's.
+
+    - `number`: of its `Out` in the entry.
+    - `unread`: whether it isn't known yet if the program can raise.
+    - `must_wait`: whether calls wait, because the program can raise.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__",) if native else ("__weakref__", "must_wait", "number", "unread")
 
     def __repr__(self) -> str:
-        return "out"
+        # It goes into the program's text, which JAX caches.
+        return "program"
 
 
-#: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
-#: Those of a trace whose `Out` isn't the entry's first come under the key of that.
-Output = jax.Array | list[Any] | dict[OutKey, list[Any]]
+#: What a traced function returns to JAX.
+Output = dict[Program, list[Any]]
 
 
-class Entry(_Flags):
+class Entry:
     """One structure of a function's calls.
 
     - `jitted`: `jax.jit` of a function of flat arrays.
     - `n_arrays`: how many arrays there are; `n_fun`: the last are those of the function.
-    - `out`: what its first trace returned; `outs`: what others did, by the key of each.
-    - `pending`: whether a program was traced or compiled that isn't finished yet: a call then goes
-        through `finish_trace`.
-    - `unclassified`: whether the next call with arrays does so, to find out if its program can
-        raise; calls that an eager `vmap` or `grad` transforms can't.
-    - `must_wait`: whether calls wait, because a program can raise.
+    - `out`: what its first trace returned.
+    - `outs`: what each program returns, by its number, as long as JAX keeps the program.
     - `why_dropped`: why it was dropped, if there is a reason; its traces share the list.
     """
 
@@ -125,10 +138,10 @@ class Entry(_Flags):
         self.name = function.signature.name
         self.n_fun = n_fun
         self.n_arrays = count_arrays(spec) + n_fun
-        #: Nothing of these goes to JAX, which keeps the structure of outputs for good.
         self.out: Out
-        self.outs: weakref.WeakKeyDictionary[OutKey, Out] = weakref.WeakKeyDictionary()
-        self.must_wait = options.block
+        #: Each with the weak reference that removes it.
+        self.outs: dict[int, tuple[Out, Any]] = {}
+        self.block = options.block
         self.hides_donation_warning = options.donate in ("all", "all-except-first")
         self.why_dropped: list[str] = []
         #: Weak references to static objects, which tell the table when those die.
@@ -137,57 +150,6 @@ class Entry(_Flags):
         self.last_used = 0
         #: The latest trace, which may be compiled in a later call.
         self.latest_trace: Trace | None = None
-        #: How many traces aren't finished, in all threads.
-        self._n_unfinished = 0
-        self._lock = function.table.lock
-        self.pending = self.unclassified = False
-        #: Whether JAX has compiled a program again, without a trace.
-        self.is_recompiled = False
-
-    def begin(self, trace: Trace, call: Call) -> None:
-        """Have all calls go through `finish_trace` until that of the trace has."""
-        with self._lock:
-            call.traces.append(trace)
-            self._n_unfinished += 1
-            self.pending = True
-
-    def end(self, call: Call) -> Trace | None:
-        """Return the trace that was made in a call, which is finished now; None if none was."""
-        with self._lock:
-            traces, call.traces = call.traces, []
-            self._n_unfinished -= len(traces)
-        if not traces:
-            return None
-        events.finish(self)
-        if traces[-1]._is_made:
-            # One that became part of an outer program has no program yet.
-            self.unclassified = True
-            self.latest_trace = traces[-1]
-        return traces[-1]
-
-    def classify(self, can_raise: bool | None) -> None:
-        """Note whether a program can raise; None if there was none to be read."""
-        with self._lock:
-            if can_raise is not None:
-                self.must_wait = self.must_wait or can_raise
-                self.unclassified = False
-            self.pending = self._n_unfinished > 0
-
-    def wait_for(self, output: Output) -> None:
-        """Wait until a program has run that can raise, so that its error is raised here."""
-        pending: list[Any] = list(arrays_of(output))
-        if {*map(type, pending)} == {ArrayImpl}:
-            # All are there once one is.
-            pending[0].block_until_ready()
-            return
-        while pending:
-            array = pending.pop()
-            if isinstance(array, Tracer):
-                # Under an eager `vmap` or `grad` the program has run all the same, and may have
-                # passed inputs on, which say nothing.
-                pending.extend(wrapped_by_tracer(array))
-            elif isinstance(array, jax.Array):
-                array.block_until_ready()
 
     def describe(self, out: Any, statics: list[Any]) -> Output:
         """Return the arrays of what the user's function returned for these; remember the rest."""
@@ -208,11 +170,10 @@ class Entry(_Flags):
         arrays = arrays or [jnp.zeros((), bool)]
         # Without a lock, because comparing specs may run a user's `==`; another thread may be
         # first.
-        if new.is_as(self.__dict__.setdefault("out", new)):
-            return arrays[0] if len(arrays) == 1 else arrays
-        key = OutKey()
-        self.outs[key] = new
-        return {key: arrays}
-
-    def out_of(self, output: Output) -> Out:
-        return self.outs[next(iter(output))] if type(output) is dict else self.out
+        first = self.__dict__.setdefault("out", new)
+        program = Program()
+        program.number, program.unread, program.must_wait = next(_numbers), True, self.block
+        outs, number = self.outs, program.number
+        ref = weakref.ref(program, lambda _: outs.pop(number, None))
+        outs[number] = (first if new.is_as(first) else new), ref
+        return {program: arrays}

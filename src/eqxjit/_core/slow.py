@@ -14,9 +14,9 @@ from .._compat import ArrayImpl, connect, is_transforming, may_raise, native
 from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
-from .._spec.tree import arrays_of, as_array, combine, is_transformed
+from .._spec.tree import as_array, combine, has_tracers, wait_for
 from .._text import switch
-from .entry import Call, Entry, Output
+from .entry import Call, Entry, Out, Output
 from .errors import array_error, raise_instead, runtime_error
 from .table import Function, split_named
 from .traced import NotInFlight, is_disabled, make, new_entry
@@ -81,8 +81,7 @@ class CallHandler:
         # This compares static objects.
         entry = call.entry = table.find(call.spec, lambda: new_entry(call))
         result = self.attempt(call, self.run, call)
-        # While something is pending, each call would leave a fast path for `finish_fast`.
-        if HAS_FAST_PATHS and not entry.pending:
+        if HAS_FAST_PATHS:
             if table.wants_fast(entry) and (fast := fast_path(call)) is not None:
                 table.add_fast(fast)
             if native is None:
@@ -101,52 +100,39 @@ class CallHandler:
     def run(self, call: Call) -> Any:
         """Return the result of a call's program, once that has run if it can raise."""
         __tracebackhide__ = True
-        entry = call.entry
-        output = make(call, entry.jitted, *map(as_array, call.flat))
-        if entry.must_wait or is_transformed(output):
-            entry.wait_for(output)
-        return self.finish_trace(output, call)
+        return self.finish(make(call, call.entry.jitted, *map(as_array, call.flat)), call)
 
-    def finish_trace(self, output: Output, call: Call) -> Any:
-        """Return the result of a call, after the end of a trace that was made in it.
-
-        Finds out whether the program can raise, so that calls must wait for it, and waits if that
-        is new: the program has just run, or another thread is still compiling it.
-        """
+    def finish(self, output: Output, call: Call) -> Any:
+        """Return the result of a call, once its program has run if it can raise."""
         __tracebackhide__ = True
-        entry, table = call.entry, self.table
-        if not (entry.pending or entry.unclassified):
-            table.n_hits += 1
-            return self.combine(output, call)
-        # None also where another thread traces: this call waited for it, within JAX.
-        trace = entry.end(call)
-        table.n_hits += trace is None
-        jaxpr = lowered = can_raise = None
+        [(program, arrays)] = output.items()
+        # None also where another thread traced it: this call waited for that, within JAX.
+        trace, is_part = call.end_traces(), has_tracers(arrays)
+        self.table.n_hits += trace is None
+        jaxpr = lowered = None
         # A transformed program is a part of another one, which can't be read. So is one that is
         # called on arrays alone, if it refers to the axis of a `vmap` by its name.
-        if not is_transforming() and not is_transformed(output):
+        if program.unread and not is_part and not is_transforming():
             jaxpr, lowered = _program(call)
-            can_raise = lowered is None or may_raise(lowered.compiler_ir("stablehlo"))
-        entry.classify(can_raise)
-        if entry.is_recompiled and trace is None:
-            table.history.recompile(call)
-        entry.is_recompiled = False
+            read(program, lowered)
+        if call.is_recompiled and trace is None:
+            self.table.history.recompile(call)
         try:
-            entry.wait_for(output)
+            if program.must_wait or program.unread or is_part:
+                wait_for(arrays)
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
-                table.history.finish(trace, call, jaxpr, lowered)
-        return self.combine(output, call)
+                self.table.history.finish(trace, call, jaxpr, lowered)
+        return self.combine(call.entry.outs[program.number][0], arrays, call)
 
-    def combine(self, output: Output, call: Call) -> Any:
-        out = call.entry.out_of(output)
+    def combine(self, out: Out, arrays: list[Any], call: Call) -> Any:
         statics = out.statics
         # Mostly none came in, and a list of all that did takes a while.
         if max(out.slots, default=-1) >= 0:
             came_in = call.all_statics
             statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
-        return combine(out.spec, iter(arrays_of(output)), iter(statics))
+        return combine(out.spec, iter(arrays), iter(statics))
 
     # --- From fast paths ----------------------------------------------------------------------
 
@@ -181,7 +167,7 @@ class CallHandler:
     def finish_fast(self, output: Output, call: Call) -> Any:
         __tracebackhide__ = True
         with trimming:
-            return self.attempt(call, self.finish_trace, output, call)
+            return self.attempt(call, self.finish, output, call)
 
     def failed_fast(self, error: BaseException, call: Call) -> None:
         """Raise what the jitted function raised in a fast path, or a clearer error."""
@@ -212,9 +198,7 @@ class CallHandler:
         call, table = self.take_apart(args, kwargs, is_staged=True), self.table
         entry = call.entry = table.find(call.spec, lambda: new_entry(call))
         staged = self.attempt(call, make, call, stage(entry.jitted), *call.flat)
-        trace = entry.end(call)
-        # There is no program yet: the first call reads it.
-        entry.classify(None)
+        trace = call.end_traces()
         if trace is not None:
             table.history.finish(trace, call, *_program(call))
         return call, staged, trace
@@ -225,9 +209,7 @@ class CallHandler:
         """Drop what a call that raised left behind, and raise a clearer error if there is one."""
         __tracebackhide__ = True
         entry, table = call.entry, self.table
-        trace = entry.end(call)
-        # JAX may have compiled it all the same: the next call finds out.
-        entry.classify(None)
+        trace = call.end_traces()
         if trace is not None and trace._is_made:
             table.history.finish(trace, call)
         # Or an entry that serves nobody would count, and might take the place of one that does.
@@ -239,6 +221,13 @@ class CallHandler:
             paths = None if is_disabled() else call.array_paths
             if paths is not None:
                 raise_instead(array_error(error, zip(paths, call.flat, strict=True)))
+
+
+def read(program: Any, lowered: Any) -> None:
+    """Note whether a program can raise, so that calls must wait for it."""
+    if lowered is None or may_raise(lowered.compiler_ir("stablehlo")):
+        program.must_wait = True
+    program.unread = False
 
 
 def _program(call: Call) -> tuple[Any, Any]:

@@ -101,7 +101,7 @@ def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     table = call.function.table
     # Before the user's code runs: it may raise.
     trace = table.history.begin(call)
-    entry.begin(trace, call)
+    call.traces.append(trace)
     try:
         with events.tracing(entry, trace):
             output = entry.describe(_run(entry, call, leaves), call.all_statics)

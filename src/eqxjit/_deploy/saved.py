@@ -27,7 +27,7 @@ from .._core.slow import CallHandler
 from .._diagnostics.description import Description, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
-from .._spec.tree import Spec, arrays_of, combine, split
+from .._spec.tree import Spec, combine, split
 
 _VERSION = 7
 # Before version 7 with the release of eqxjit in it.
@@ -67,10 +67,15 @@ def write(handler: CallHandler, path: Path, args: tuple[Any, ...], kwargs: dict[
             os.remove(temporary)
 
 
+def _export(jitted: Any) -> Any:
+    # Without the program that stands for its trace, which is of this process.
+    return export(jax.jit(lambda *leaves: next(iter(jitted(*leaves).values()))))
+
+
 def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     signature = handler.function.signature
     try:
-        call, exported, _ = handler.stage(export, args, kwargs)
+        call, exported, _ = handler.stage(_export, args, kwargs)
     except NotImplementedError as error:
         # Unless it is the function's own.
         if "host_callbacks" in str(error):
@@ -79,7 +84,7 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
                 "The environment variable `EQX_ON_ERROR=off` takes out Equinox's."
             )
         raise
-    if call.entry.outs:
+    if any(out is not call.entry.out for out, _ in call.entry.outs.values()):
         raise ValueError(
             "What the function returns beside arrays depends on their shapes. Freeze it again, and "
             "save it before it is called."
@@ -88,7 +93,7 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
     for name, argument in signature.named(*inputs):
         # For the error, which names the argument.
         to_json(argument, name)
-    output = handler.combine([PLACEHOLDER] * len(exported.out_avals), call)
+    output = handler.combine(call.entry.out, [PLACEHOLDER] * len(exported.out_avals), call)
     program = bytes(exported.serialize())
     arrays = [np.asarray(array).tobytes() for array in handler.fun_arrays]
     parameters = [
@@ -195,7 +200,7 @@ class SavedFunction:
         if spec == self._spec:
             try:
                 results = self._call(*leaves, *arrays)
-                return combine(self._out_spec, iter(arrays_of(results)), iter(self._out_statics))
+                return combine(self._out_spec, iter(results), iter(self._out_statics))
             except ValueError as error:
                 # JAX's for another type names no argument, and says nothing of what was saved.
                 cause = error

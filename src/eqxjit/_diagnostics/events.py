@@ -171,10 +171,11 @@ def listen(in_flight: Callable[[], Any]) -> None:
             entry, trace = owner_of(name)
             if phase == COMPILING:
                 from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
-                if entry is not None and name not in _thread.traced:
-                    # For another device, say, where a program may hold other custom calls.
-                    entry.unclassified = entry.pending = True
-                    entry.is_recompiled = trace is not None and trace.seconds.compiling > 0
+                if entry is not None and name not in _thread.traced and trace is not None:
+                    # For another device, say.
+                    call = in_flight(entry)
+                    if call is not None and trace.seconds.compiling > 0:
+                        call.is_recompiled = True
                 # What a callback of the program compiles isn't the program; and what others are
                 # traced for is compiled, unless this is in the middle of a lowering of ours.
                 _thread.traced.pop(name, None)

@@ -5,11 +5,11 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from .._html import block, table
 from .._places import CallSite, Place
 from .._text import short
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, distance, listed, of_functions
-from .html import block, table
 from .size import Memory, Program, memory_in, program_of
 
 # With how many of those before it a trace is compared.

@@ -13,14 +13,14 @@ from .._compat import (
     unflatten_node,
 )
 from .._spec.static_key import Opaque, same
-from .._spec.tree import ARRAY, DICT, as_array
+from .._spec.tree import ARRAY, DICT, as_array, wait_for
 from .writer import TooLarge, Writer
 
 if native is not None:
     # What it compares with, and calls.
     native.setup(
         *(ARRAY, ArrayImpl, Tracer, as_array),
-        *(flatten_one_level, registered_nodes, same, unflatten_node, Opaque),
+        *(flatten_one_level, registered_nodes, same, unflatten_node, Opaque, wait_for),
     )
 
 
@@ -72,7 +72,7 @@ def fast_path(call: Any) -> Any | None:
     # argument in place: the slow path then serves the next call, too.
     entry = call.entry
     if native is not None:
-        parts = *call.spec[3:], entry.out, entry.outs, len(call.statics)
+        parts = *call.spec[3:], entry.outs, len(call.statics)
         return native.Fast(entry, entry.jitted, *parts, entry.n_arrays, entry.n_fun)
 
     try:

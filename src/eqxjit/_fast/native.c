@@ -33,7 +33,7 @@ Invariants:
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
-#define INTERFACE 59
+#define INTERFACE 60
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -46,7 +46,7 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 
 /* Names of methods and attributes. */
 #define NAMES(DO)                                                                                      \
-    DO(failed_fast) DO(finish_fast) DO(call_of) DO(wait_for) DO(block_until_ready) DO(entry) \
+    DO(failed_fast) DO(finish_fast) DO(call_of) DO(block_until_ready) DO(entry) \
     DO(hash) DO(value) DO(identity_suffices) DO(content)
 #define DECLARE(name) PyObject *name;
 
@@ -57,7 +57,7 @@ typedef struct {
     PyObject *array_type;   /* the class of most arrays */
     PyTypeObject *tracer_type;
     PyObject *as_array;     /* see numpy_inputs.py */
-    PyObject *flatten, *registered, *same, *unflatten;
+    PyObject *flatten, *registered, *same, *unflatten, *wait_for;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
     NAMES(DECLARE)
     PyObject *empty; /* tuple */
@@ -170,22 +170,22 @@ static PyType_Slot static_slots[] = {
 /* Made by `tp_vectorcall` alone. No `tp_clear`, as of a tuple: a dict may still compare it. */
 TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION)
 
-/* --- Flags: the base of entries ------------------------------------------------------------------ */
+/* --- Flags: the base of programs ----------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
-    char pending; /* whether a call has to be finished in Python */
-    char unclassified; /* whether a call that isn't transformed has to be, because its program is to be read */
+    long long number; /* of what the program returns */
+    char unread; /* whether it isn't known yet if the program can raise */
     char must_wait; /* whether a call waits for its program, because that can raise */
 } Flags;
 
 static PyMemberDef flags_members[] = {
-    {"pending", T_BOOL, offsetof(Flags, pending), 0, NULL},
-    {"unclassified", T_BOOL, offsetof(Flags, unclassified), 0, NULL},
+    {"number", T_LONGLONG, offsetof(Flags, number), 0, NULL},
+    {"unread", T_BOOL, offsetof(Flags, unread), 0, NULL},
     {"must_wait", T_BOOL, offsetof(Flags, must_wait), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot flags_slots[] = {
-    {Py_tp_doc, "The flags of an entry that a warm call looks at."}, {Py_tp_members, flags_members},
+    {Py_tp_doc, "The flags of a program that a warm call looks at."}, {Py_tp_members, flags_members},
     {0, NULL}};
 
 TYPE(Flags, flags, Py_TPFLAGS_BASETYPE)
@@ -264,8 +264,7 @@ typedef struct {
     PyObject *entry;
     PyObject *jitted;
     PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *first;         /* what the entry's first trace returned */
-    PyObject *outs;          /* what others did, by key */
+    PyObject *outs;          /* what programs return, by number */
     Py_ssize_t n_arrays;
     Py_ssize_t n_fun; /* the function's arrays come last */
     Py_ssize_t n_statics;
@@ -561,18 +560,22 @@ typedef struct {
     Walk *walk;            /* of the call */
     PyObject *const *arrays;
     Py_ssize_t n_arrays, n_taken;
-    PyObject *only, *key;  /* the key of the trace, which JAX keeps with the program; NULL for the first */
-    PyObject *out;         /* of the trace: a spec, static objects, the numbers of those that came in */
+    Flags *program;        /* which JAX keeps */
+    PyObject *list;        /* of the arrays */
+    PyObject *out;         /* of the program: a spec, static objects, the numbers of those that came in */
     Py_ssize_t n_made;     /* how many static objects were used */
 } Make;
 
-static void find_arrays(Make *parts, PyObject *output) {
+static int find_arrays(Make *parts, PyObject *output) {
     Py_ssize_t position = 0;
-    parts->only = output;
-    if (PyDict_CheckExact(output)) PyDict_Next(output, &position, &parts->key, &parts->only);
-    int is_list = PyList_CheckExact(parts->only);
-    parts->n_arrays = is_list ? PyList_GET_SIZE(parts->only) : 1;
-    parts->arrays = is_list ? &PyList_GET_ITEM(parts->only, 0) : &parts->only;
+    PyObject *program, *arrays;
+    if (!PyDict_CheckExact(output) || !PyDict_Next(output, &position, &program, &arrays)) return MALFORMED(-1);
+    if (!PyObject_TypeCheck(program, parts->walk->state->flags_type) || !PyList_CheckExact(arrays)) return MALFORMED(-1);
+    parts->program = (Flags *)program;
+    parts->list = arrays;
+    parts->n_arrays = PyList_GET_SIZE(arrays);
+    parts->arrays = &PyList_GET_ITEM(arrays, 0);
+    return 0;
 }
 
 static PyObject *next_static(Make *parts) {
@@ -668,8 +671,11 @@ static PyObject *make(Make *parts, PyObject *spec) {
 /* Returns the user's output. */
 static PyObject *make_output(Make *parts) {
     Fast *fast = parts->walk->fast;
-    parts->out = parts->key == NULL ? Py_NewRef(fast->first) : PyObject_GetItem(fast->outs, parts->key);
-    if (parts->out == NULL) return NULL;
+    PyObject *number = PyLong_FromLongLong(parts->program->number);
+    PyObject *found = number == NULL ? NULL : PyDict_GetItemWithError(fast->outs, number);
+    Py_XDECREF(number);
+    if (found == NULL) return PyErr_Occurred() ? NULL : MALFORMED(NULL);
+    parts->out = Py_NewRef(PyTuple_GET_ITEM(found, 0));
     PyObject *made = make(parts, PyTuple_GET_ITEM(parts->out, 0));
     Py_DECREF(parts->out);
     return made;
@@ -677,9 +683,9 @@ static PyObject *make_output(Make *parts) {
 
 /* Waits until a program has run, if that can raise. It has run once one of its outputs is there; not so under a
    transformation, which may pass inputs on. What its program can do is unknown. Returns whether it is one. */
-static int wait_for(Make *parts, PyObject *output) {
+static int wait_for(Make *parts) {
     State *state = parts->walk->state;
-    Flags *flags = (Flags *)parts->walk->fast->entry;
+    Flags *flags = parts->program;
     int are_plain = parts->n_arrays > 0, is_transformed = 0;
     for (Py_ssize_t i = 0; i < parts->n_arrays; i++) {
         PyTypeObject *type = Py_TYPE(parts->arrays[i]);
@@ -687,10 +693,10 @@ static int wait_for(Make *parts, PyObject *output) {
         are_plain = 0;
         is_transformed = is_transformed || PyType_IsSubtype(type, state->tracer_type);
     }
-    /* What is pending is waited for when it is finished. */
-    if (flags->pending || !(flags->must_wait || is_transformed)) return is_transformed;
+    /* What isn't read yet is waited for when it is. */
+    if (!is_transformed && (flags->unread || !flags->must_wait)) return is_transformed;
     PyObject *done = are_plain ? PyObject_CallMethodNoArgs(parts->arrays[0], state->block_until_ready)
-                               : PyObject_CallMethodOneArg((PyObject *)flags, state->wait_for, output);
+                               : PyObject_CallOneArg(state->wait_for, parts->list);
     Py_XDECREF(done);
     return done == NULL ? -1 : is_transformed;
 }
@@ -698,14 +704,14 @@ static int wait_for(Make *parts, PyObject *output) {
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
 
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->first); DO(self->outs);
+    DO(self->outs);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!OOnnn:Fast", state->flags_type, &new.entry, &new.jitted,
-                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &new.first, &new.outs,
+    if (!PyArg_ParseTuple(args, "OOO!O!O!nnn:Fast", &new.entry, &new.jitted,
+                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyDict_Type, &new.outs,
                           &new.n_statics, &new.n_arrays, &new.n_fun)) {
         return NULL;
     }
@@ -822,13 +828,12 @@ static PyObject *hand_over_error(State *state, InFlight *call) {
 /* Makes a call whose arguments match. */
 static PyObject *call_fast(Walk *walk, InFlight *call) {
     State *state = walk->state;
-    Flags *flags = (Flags *)walk->fast->entry;
     Make parts = {.walk = walk};
     PyObject *output = call_in_flight(walk->fast->jitted, walk->arrays, walk->fast->n_arrays, call), *result;
-    if (output != NULL) find_arrays(&parts, output);
-    int is_transformed = output == NULL ? -1 : wait_for(&parts, output);
+    int is_transformed = output == NULL || find_arrays(&parts, output) < 0 ? -1 : wait_for(&parts);
     if (is_transformed < 0) result = hand_over_error(state, call);
-    else if (flags->pending || (flags->unclassified && !is_transformed)) {
+    /* A Call was made for a trace, or the program is to be read. */
+    else if (call->call != NULL || (parts.program->unread && !is_transformed)) {
         result = ask_handler(state, call, state->finish_fast, output);
     }
     else {
@@ -923,9 +928,9 @@ TYPE(Dispatcher, dispatcher,
 static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
                           &new.tracer_type, &new.as_array, &new.flatten, &new.registered, &new.same,
-                          &new.unflatten, &new.opaque_type)) return NULL;
+                          &new.unflatten, &new.opaque_type, &new.wait_for)) return NULL;
     /* For good, as the module is there for good. */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
     *state = new;

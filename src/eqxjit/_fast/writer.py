@@ -26,8 +26,9 @@ from .._spec.tree import (
     SEQUENCE,
     Spec,
     as_array,
-    is_transformed,
+    has_tracers,
     parts_of,
+    wait_for,
 )
 from .._text import short
 from .signature import Signature, absent
@@ -61,20 +62,20 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
             $record = [$entry, $handler, ({values})]
             try:
                 $calls.append($record)
-                $arrays = $jitted({inputs})
-                $is_part = $is_transformed($arrays)
-                if ($entry.must_wait or $is_part) and not $entry.pending:
-                    $entry.wait_for($arrays)
+                $output = $jitted({inputs})
+                [($program, $arrays)] = $output.items()
+                $is_part = $has_tracers($arrays)
+                $is_over = $record[1] is not None and ($is_part or not $program.unread)
+                if $is_over and ($program.must_wait or $is_part):
+                    $wait_for($arrays)
             except $BaseException as $error:
                 $handler.failed_fast($error, $call_of($record))
                 raise
             finally:
                 del $calls[$n_calls:]
-            if $entry.pending or $type($arrays) is $dict or (
-                $entry.unclassified and not $is_part
-            ):
-                # A program is to be read, or this is the output of another trace than the first.
-                return $handler.finish_fast($arrays, $call_of($record))
+            if not $is_over or $outs[$program.number][0] is not $out:
+                # A trace was made, a program is to be read, or it returns something else.
+                return $handler.finish_fast($output, $call_of($record))
             $fast.hits += 1
 {statements}
         except $BaseException:
@@ -110,8 +111,8 @@ _NAME = vars(type)["__name__"].__get__
 
 # What the source refers to by these names.
 _NAMED = (
-    *(BaseException, KeyError, dict, len, map, tuple, type),
-    *(as_array, call_of, flatten_one_level, is_transformed, same, trim, unflatten_node),
+    *(BaseException, KeyError, len, map, tuple, type, has_tracers),
+    *(as_array, call_of, flatten_one_level, same, trim, unflatten_node, wait_for),
 )
 _SCOPE = {f"${each.__name__}": each for each in _NAMED} | {
     "$Array": ArrayImpl,
@@ -143,7 +144,7 @@ class Writer:
         self.signature: Signature = function.signature
         self.entry = entry
         #: What the source refers to, by name; and the name of each constant, by its `id`.
-        self.namespace = {**_SCOPE, "$entry": entry}
+        self.namespace = {**_SCOPE, "$entry": entry, "$out": out, "$outs": entry.outs}
         self._constants: dict[int, str] = {}
         self._numbers = itertools.count()
         #: Guards of one argument after the other, the arrays, and the source of each static object.
@@ -187,7 +188,7 @@ class Writer:
             self._match_array(fun_array, fun_array)
         output = self._make(self.entry.out.spec)
         if self.out_arrays:
-            self.body.insert(0, f"{', '.join(self.out_arrays)} = $arrays")
+            self.body.insert(0, f"[{', '.join(self.out_arrays)}] = $arrays")
         statements = [*self.body, f"return {output}"]
         guards = [each if each.startswith("#") else f"{each} and" for each in self.guards]
         guard = "\n".join(guards).removesuffix(" and") or "True"

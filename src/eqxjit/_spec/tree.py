@@ -28,6 +28,7 @@ from .._compat import (
     flatten_one_level,
     registered_nodes,
     unflatten_node,
+    wrapped_by_tracer,
 )
 from .static_key import CONSTANTS, THEMSELVES, Opaque, Static, static_key
 
@@ -305,13 +306,18 @@ def has_tracers(arrays: Sequence[Any]) -> bool:
     )
 
 
-def arrays_of(output: Any) -> list[Any]:
-    """Return the arrays in what a traced function returns to JAX (see `Output`)."""
-    if type(output) is dict:
-        [output] = output.values()
-    return output if type(output) is list else [output]
-
-
-def is_transformed(output: Any) -> bool:
-    """Return whether a call is a part of a transformation: what its program can do is unknown."""
-    return type(output) is not ArrayImpl and has_tracers(arrays_of(output))
+def wait_for(arrays: list[Any]) -> None:
+    """Wait until a program has run that can raise, so that its error is raised here."""
+    if {*map(type, arrays)} == {ArrayImpl}:
+        # All are there once one is.
+        arrays[0].block_until_ready()
+        return
+    left = [*arrays]
+    while left:
+        array = left.pop()
+        if isinstance(array, Tracer):
+            # Under an eager `vmap` or `grad` the program has run all the same, and may have
+            # passed inputs on, which say nothing.
+            left.extend(wrapped_by_tracer(array))
+        elif isinstance(array, jax.Array):
+            array.block_until_ready()

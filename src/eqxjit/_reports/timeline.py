@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from .._diagnostics.trace import Trace
 from .._places import CallSite
-from .trace import Trace
 
 
 @dataclasses.dataclass

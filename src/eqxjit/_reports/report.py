@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import jax.scipy
 
+from .._diagnostics.events import listeners
+from .._diagnostics.size import MANY_BYTES, Program
+from .._diagnostics.trace import COMPILING, Seconds, TraceList
+from .._html import block, paragraph, table
 from .._places import innermost_line
 from .._text import bytes_text, times
-from .events import listeners
-from .html import block, paragraph, table
-from .size import MANY_BYTES, Program
 from .timeline import ReportSpan, chrome_trace, spans_of
-from .trace import COMPILING, Seconds, TraceList
 
 # Fewer operations outside of any jit aren't worth a note.
 _MANY_OPERATIONS = 10
