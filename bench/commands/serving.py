@@ -7,6 +7,7 @@ is there; the competitors take turns.
 """
 
 import gc
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report and write."""
     args = options("serving", __doc__, argv, rounds=10, seconds=SECONDS)
     rows = chosen(THREADS, args)
+    # It would warn of a function that is traced again and again.
+    logging.getLogger("eqxjit").setLevel(logging.ERROR)
 
     n_shapes = 1 + round(len(rows) * args.rounds * (1 + args.seconds * MOST_SHAPES_A_SECOND))
     known, newcomers = _cases(n_shapes)
