@@ -29,7 +29,7 @@ PHASES = ("alone", "beside traces")  # without and with the thread that meets ne
 PERCENTILES = (50, 99, 99.9)
 SECONDS = 2.0  # of each phase, in each round
 LENGTH, WIDTH = 8, 32  # of the input that is warm
-MOST_SHAPES_A_SECOND = 8  # that are traced and compiled: none is met twice
+MOST_SHAPES_A_SECOND = 30  # that are traced and compiled: none is met twice
 CALLS = 20  # between two looks at the clock of the round
 
 
