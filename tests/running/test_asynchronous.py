@@ -343,6 +343,37 @@ def test_no_error_is_lost_while_other_threads_compile():
         race(work, 4)
 
 
+def _named(name, fun):
+    fun.__name__ = fun.__qualname__ = name
+    return fun
+
+
+@pytest.mark.parametrize("order", [["raises", "harmless"], ["harmless", "raises"]])
+@pytest.mark.parametrize("first", ["lower", "compile", "jax.jit", "vmap", "nothing"])
+def test_functions_of_one_name_are_not_mixed_up(first, order):
+    """JAX tells what it lowers and compiles by the names of functions."""
+    raises = eqxjit.filter_jit(_named("one", sequential_callback))
+    harmless = eqxjit.filter_jit(_named("one", lambda x: x * 2))
+    functions = [{"raises": raises, "harmless": harmless}[which] for which in order]
+    for f in functions:
+        BEFORE[first](f)
+    for _ in range(CALLS):
+        for f in functions:
+            f(THREE)
+        assert [blocks(f) for f in (raises, harmless)] == [[True], [False]]
+
+
+@pytest.mark.parametrize("outer_raises", [True, False])
+def test_functions_of_one_name_within_each_other(outer_raises):
+    inner = eqxjit.filter_jit(_named("one", lambda x: x if outer_raises else step(x)))
+    outer = eqxjit.filter_jit(
+        _named("one", lambda x: step(inner(x)) if outer_raises else inner(x) + 0)
+    )
+    assert_raises_at_the_call(outer)
+    np.testing.assert_array_equal(inner(THREE), THREE)
+    assert blocks(outer) == [True]
+
+
 # --- Waiting, as it can be seen ---------------------------------------------------------------
 
 

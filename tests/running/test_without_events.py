@@ -1,8 +1,9 @@
 """The tests of calls once more, in processes that nothing tells what JAX traces and compiles.
 
 Records, reports and logs get their times from JAX's events. A user may remove all listeners
-(`jax.monitoring.clear_event_listeners()`), and every result, wait and error has to stay right. JAX's
-warning of donated buffers is hidden by an event, too: tests of that have the mark `events`.
+(`jax.monitoring.clear_event_listeners()`), and every result, wait and error has to stay right.
+
+A test with the mark `events` is left out: JAX's warning of donated buffers is hidden by an event.
 """
 
 import pytest
