@@ -154,7 +154,6 @@ def warned(f, *args):
     return sum("donated buffers were not usable" in str(warning.message) for warning in caught)
 
 
-@pytest.mark.events
 @both
 @pytest.mark.parametrize("donate", DONATE)
 def test_the_warning(filter_jit, donate):
@@ -189,7 +188,6 @@ def test_the_warning_of_a_transformation_in_a_warm_call(kind, donate, warm):
     assert seen[1] == seen[0]
 
 
-@pytest.mark.events
 def test_the_warning_of_another_thread_is_shown():
     """While one compiles what hides it; upstream hides it in all threads."""
     hiding, hidden = threading.Event(), threading.Event()
@@ -251,7 +249,6 @@ def test_an_array_that_is_passed_twice_is_named(donate):
         assert_same(f(jnp.ones(3), {"b": [jnp.ones(3)]}), jnp.full(3, 2.0, jnp.float32))
 
 
-@pytest.mark.events
 def test_hiding_the_warning_leaves_no_more_than_one_filter():
     f = eqxjit.filter_jit(lambda x: x[0], donate="all")
     with warnings.catch_warnings():

@@ -3,7 +3,8 @@
 Records, reports and logs get their times from JAX's events. A user may remove all listeners
 (`jax.monitoring.clear_event_listeners()`), and every result, wait and error has to stay right.
 
-A test with the mark `events` is left out: JAX's warning of donated buffers is hidden by an event.
+A test with the mark `events` is left out. It is about JAX's warning of donated buffers, which is
+hidden by the event of a lowering where no trace comes first.
 """
 
 import pytest
