@@ -212,10 +212,10 @@ class History:
                 circumstances.description = UNKNOWN
 
     def _log(self, call: Any, record: TraceRecord) -> None:
-        trace = Trace(record)
         is_of_family = record.functions is not None
-        if trace.number == 1 and not is_of_family:
+        if record.circumstances.number == 1 and not is_of_family:
             return
+        trace = Trace(record)
         if switches[-1].on:
             again = " again" if trace.number > 1 else ""
             logger.warning(
