@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+import zlib
 from pathlib import Path
 
 DOCS = Path(__file__).parent
@@ -45,6 +46,7 @@ def main() -> int:
             if not arguments.url:
                 missing = stage / "site" / "404.html"
                 missing.write_text(relative(missing.read_text()))
+            _link_names(stage)
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(stage / "site", folder)
             print(f"To search it, serve it: python -m http.server -d {folder}")
@@ -66,12 +68,49 @@ def inventories(folder: Path) -> list[str]:
         file = folder / f"{name}.inv"
         try:
             with urllib.request.urlopen(f"{site}objects.inv", timeout=5) as response:
-                file.write_bytes(response.read())
+                content = response.read()
+            if not content.startswith(b"# Sphinx inventory version 2"):
+                raise OSError("its objects.inv is no inventory")
+            file.write_bytes(content)
         except OSError as error:
             print(f"No links to {site}: {error}")
         else:
             found.append(f'{{url: "{file.as_uri()}", base_url: "{site}"}}')
     return found
+
+
+def addresses(inventory: bytes, site: str) -> dict[str, str]:
+    """Return the address of each Python name in an inventory, which Sphinx's format lists."""
+    *_, compressed = inventory.split(b"\n", 4)
+    found = {}
+    for line in zlib.decompress(compressed).decode().splitlines():
+        match = re.match(r"(\S+) py:\w+ -?\d+ (\S+) ", line)
+        if match:
+            name, page = match.groups()
+            found[name] = site + (page[:-1] + name if page.endswith("$") else page)
+    return found
+
+
+def link_names(page: str, addresses: dict[str, str]) -> str:
+    """Link each name in running text, such as `jax.Array`, to its page on another site."""
+
+    def link(match: re.Match[str]) -> str:
+        address = addresses.get(re.sub(r"^eqx\.", "equinox.", match[2]))
+        return f'<a href="{address}">{match[1]}</a>' if address else match[0]
+
+    # Links and blocks of code are matched, too, to leave what is in them as it is.
+    pattern = r"<(?:a|pre|h\d|title)\b.*?</(?:a|pre|h\d|title)>|(<code>([\w.]+)</code>)"
+    return re.sub(pattern, lambda m: link(m) if m[1] else m[0], page, flags=re.DOTALL)
+
+
+def _link_names(stage: Path) -> None:
+    found = {}
+    for name, site in INVENTORIES.items():
+        file = stage / f"{name}.inv"
+        if name != "python" and file.exists():
+            found |= addresses(file.read_bytes(), site)
+    for page in (stage / "site").glob("*.html") if found else ():
+        page.write_text(link_names(page.read_text(), found))
 
 
 def relative(page: str) -> str:

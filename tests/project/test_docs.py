@@ -5,6 +5,7 @@ import pathlib
 import pkgutil
 import re
 import tomllib
+import zlib
 
 import pytest
 from sybil import Sybil
@@ -191,12 +192,30 @@ def test_the_site_is_built_without_a_network(monkeypatch, tmp_path, capsys):
     site = _site()
     inventory = tmp_path / "there" / "objects.inv"
     inventory.parent.mkdir()
-    inventory.write_bytes(b"names")
+    content = b"# Sphinx inventory version 2"
+    inventory.write_bytes(content)
     addresses = {"there": f"{inventory.parent.as_uri()}/", "gone": f"{tmp_path.as_uri()}/gone/"}
     monkeypatch.setattr(site, "INVENTORIES", addresses)
     assert len(site.inventories(tmp_path)) == 1
-    assert (tmp_path / "there.inv").read_bytes() == b"names"
+    assert (tmp_path / "there.inv").read_bytes() == content
     assert f"No links to {addresses['gone']}" in capsys.readouterr().out
+
+
+def test_names_of_other_projects_are_linked():
+    header = b"# Sphinx inventory version 2\n# Project: x\n# Version: 1\n# zlib\n"
+    names = b"jax.Array py:class 1 a.html#$ -\nequinox.error_if py:function 1 b.html#e -\n"
+    addresses = _site().addresses(header + zlib.compress(names), "https://x/")
+    assert addresses == {
+        "jax.Array": "https://x/a.html#jax.Array",
+        "equinox.error_if": "https://x/b.html#e",
+    }
+    page = "<code>jax.Array</code> <code>eqx.error_if</code> <code>jax.gone</code>"
+    left_alone = '<a href="y"><code>jax.Array</code></a><pre><code>jax.Array</code></pre>'
+    linked = (
+        '<a href="https://x/a.html#jax.Array"><code>jax.Array</code></a> '
+        '<a href="https://x/b.html#e"><code>eqx.error_if</code></a> <code>jax.gone</code>'
+    )
+    assert _site().link_names(page + left_alone, addresses) == linked + left_alone
 
 
 def test_the_page_for_missing_pages_works_under_a_prefix():
