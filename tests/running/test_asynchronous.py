@@ -409,6 +409,14 @@ def test_a_harmless_program_is_dispatched_asynchronously():
     assert _returns_before_it_is_done(lambda: f(HEAVY, 3)["y"])
 
 
+@pytest.mark.usefixtures("dispatches_asynchronously")
+def test_a_first_call_does_not_wait_for_a_harmless_program():
+    f = eqxjit.filter_jit(heavy)
+    # Each is traced and compiled.
+    new_shapes = iter([jax.block_until_ready(jnp.ones((500 + i, 500 + i))) for i in range(10)])
+    assert _returns_before_it_is_done(lambda: f(next(new_shapes)))
+
+
 def test_upstream_and_block_wait():
     theirs = eqx.filter_jit(heavy)
     ours = eqxjit.filter_jit(heavy, block=True)
