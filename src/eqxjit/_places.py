@@ -203,6 +203,12 @@ def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:
     return [function.__code__ for function in (fun, *functions)]
 
 
+def is_jax(fun: Any) -> bool:
+    """Return whether a value is a Python function that is defined in a file of JAX."""
+    is_function = isinstance(fun, types.FunctionType)
+    return is_function and fun.__code__.co_filename.startswith(_JAX_FILES)
+
+
 def transformation_of(fun: types.FunctionType) -> str:
     """Return the name of JAX's transformation that a function is; empty for another function."""
     for code in _codes_in(fun) if "__wrapped__" in vars(fun) else ():

@@ -2,8 +2,8 @@
 
 import copy
 import dataclasses
-import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, overload
 
@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from .._core.ahead import CompileCost
 from .._core.options import Options
 from .._core.table import Function, Table, names_of, split_named
-from .._core.wrapper import BoundJitFunction, JitFunction, P, T, register_partial, register_wrapper
+from .._core.wrapper import BoundJitFunction, JitFunction, P, T, register_wrapper
 from .._fast.signature import Signature
 from .._places import place_of, trimming
 from .._spec.static_key import referents, same, static_key
 from .._spec.tree import Spec, combine, has_tracers, split
 from .._text import short
+from .opened import Partial, captured_bytes, opened
 from .saved import Path, SavedFunction, read, write
 
 
@@ -30,8 +31,17 @@ class FrozenFunction(JitFunction[P, T]):
 
     @property
     def constant_bytes(self) -> int:
-        """The bytes of arrays that are compiled in; larger arrays are passed along."""
-        return sum(value.nbytes for value in self._function.statics if eqx.is_array(value))
+        """The bytes of the arrays that are compiled in; a call passes the larger arrays.
+
+        Arrays to which a function of yours refers by its closure or by global variables are always
+        compiled in, and are counted as well.
+        """
+        statics = self._function.statics
+        return self._captured_bytes + sum([each.nbytes for each in statics if eqx.is_array(each)])
+
+    @property
+    def _captured_bytes(self) -> int:
+        return captured_bytes([each for each in self._function.statics if callable(each)])
 
     def compile(
         self, /, *args: Any, other_shapes: Literal["compile", "raise"] | None = None, **kwargs: Any
@@ -97,7 +107,10 @@ class FrozenFunction(JitFunction[P, T]):
         fun = getattr(self.__wrapped__, "func", None)
         if isinstance(fun, SavedFunction):
             return f"load({label}, saved for ({fun.saved_for}))"
-        return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
+        text, n_captured = f"{self.constant_bytes:,} bytes compiled in", self._captured_bytes
+        if n_captured:
+            text += f", {n_captured:,} of which functions capture: pass them as arguments"
+        return f"freeze({label}, {text})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As a wrapper it would come back with arrays that are passed, and without its programs.
@@ -162,7 +175,7 @@ def freeze(
     except TypeError as error:
         error.add_note(f"`freeze` takes `max_constant_bytes`; {short(fun)} takes `{parameters}`.")
         raise
-    return _frozen("freeze", _Partial(fun, *args, **kwargs), options, max_constant_bytes)
+    return _frozen("freeze", Partial(fun, *args, **kwargs), options, max_constant_bytes)
 
 
 def load(path: Path) -> FrozenFunction[..., Any]:
@@ -178,15 +191,11 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     - `OSError`, if it can't be read; `ImportError`, without flatbuffers.
     """
     fun, arrays = read(path)
-    return _frozen("load", _Partial(fun, arrays), Options(), 0)
+    return _frozen("load", Partial(fun, arrays), Options(), 0)
 
 
-# Not `equinox.Partial`, which warns of a `jax.vmap(model)` in it.
-class _Partial(functools.partial[Any]):
-    """The frozen function, as a pytree."""
-
-
-register_partial(_Partial)
+# JAX's functions in JAX's functions: `jax.vmap(jax.grad(model))` is four of them.
+_MAX_ROUNDS = 100
 
 
 @dataclasses.dataclass(eq=False)
@@ -197,12 +206,18 @@ class _Constant:
 
 
 def _frozen(
-    name: str, partial: _Partial, options: Options, max_constant_bytes: int
+    name: str, partial: Partial, options: Options, max_constant_bytes: int
 ) -> FrozenFunction[..., Any]:
     """Freeze a partial function: errors call it `name(...)`."""
     fun = partial.func
     named = [("fun", fun), ("args", partial.args), ("kwargs", partial.keywords)]
     spec, arrays, statics = split_named(partial, lambda: named)
+    # Each round opens the functions that the last one found. A function may refer to itself.
+    for _ in range(_MAX_ROUNDS):
+        replaced = [*map(opened, statics)]
+        if all(map(operator.is_, replaced, statics)):
+            break
+        spec, arrays, statics = split(combine(spec, iter(arrays), iter(replaced)))
     if has_tracers(arrays):
         raise ValueError("`freeze` got a tracer: call it outside of `jit`, `grad` and `vmap`.")
 
