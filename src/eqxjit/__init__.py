@@ -16,8 +16,10 @@ from ._deploy.install import install, uninstall
 from ._deploy.pack import Packed, _from_skeleton, pack
 from ._diagnostics.history import TooManyTracesError
 from ._diagnostics.log import explain_retraces
+from ._diagnostics.log import logger as _logger
 from ._fast.make import native_enabled
 from ._reports.report import compile_report
+from ._text import unknown_switches as _unknown_switches
 
 __all__ = [
     "Packed",
@@ -45,6 +47,10 @@ for _value in filter(_inspect.isclass, [*vars(types).values()]):
 for _value in (_blank, _wrap, _from_skeleton):
     _value.__module__ = __name__
 _Options.__module__, _Options.__qualname__ = __name__, "_Options"
+
+# Without this, a misspelt variable would do nothing, and its user wouldn't know.
+for _sentence in _unknown_switches():
+    _logger.warning("eqxjit: %s", _sentence)
 
 __version__: str
 

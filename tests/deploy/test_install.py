@@ -553,6 +553,13 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
     assert f"static value changed: {reason}" in stderr
     assert stderr.endswith(plain[2].partition("\n")[2])
     assert reason in (tmp_path / name).read_text()
+    # The table comes before what Python says at the end, and where the page is comes after it.
+    table = stderr.index("In all, ")
+    assert (
+        table
+        < stderr.index("<lambda>", table)
+        < stderr.index(f"The report is in {tmp_path}/{name}.")
+    )
 
 
 @pytest.mark.parametrize(
@@ -560,14 +567,17 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
     [
         (["--report", "report.txt", "x.py"], 1, "saved as .html or .json"),
         (["--report", "no/report.html", "x.py"], 1, "No such file or directory: '/"),
+        (["--version"], 0, f"eqxjit {eqxjit.__version__}\n"),
         (["--help"], 0, "runs a script, or a module"),
         ([], 2, "required"),
         (["nosuch.py"], 1, "No such file or directory: '/"),
         (["."], 1, "Is a directory: '/"),
     ],
-    ids=["format", "folder", "help", "nothing", "no script", "a folder"],
+    ids=["format", "folder", "version", "help", "nothing", "no script", "a folder"],
 )
 def test_command_lines(arguments, status, text, tmp_path):
     found, *shown = python("-m", "eqxjit", *arguments, cwd=tmp_path)
     assert found == status
     assert text in "".join(shown)
+    # Only an error of the program itself has a traceback.
+    assert "Traceback" not in shown[1]

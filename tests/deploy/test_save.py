@@ -235,6 +235,29 @@ def test_paths_of_any_kind(tmp_path):
         eqxjit.load(0)
 
 
+def test_saving_leaves_no_trace(tmp_path):
+    """What is saved isn't compiled: it is no trace of the function, and in no list of these."""
+    frozen = eqxjit.freeze(jax.vmap(mlp()))
+    batch = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 4"), jnp.float32)
+    frozen.save(tmp_path / "saved", batch)
+    assert frozen.cache_info()[:2] == (0, 0)
+    frozen.compile(np.ones((2, 4), np.float32), other_shapes="raise")
+    frozen.save(tmp_path / "saved", jnp.ones((3, 4)))
+    with pytest.raises(eqxjit.TooManyTracesError) as refused:
+        frozen(np.ones((3, 4), np.float32))
+    assert str(refused.value).endswith("It is compiled for\n  - x: float32[2,4]")
+    assert frozen.cache_info()[:2] == (1, 1)
+    assert eqxjit.load(tmp_path / "saved")(np.ones((3, 4), np.float32)).shape == (3, 3)
+
+
+def test_output_that_depends_on_shapes_is_that_of_the_saved_shape(tmp_path):
+    frozen = eqxjit.freeze(lambda x: {"x": x, "n": x.shape[0]})
+    for n in (2, 3):
+        frozen(jnp.ones(n))
+        frozen.save(tmp_path / "saved", jnp.ones(n))
+        assert eqxjit.load(tmp_path / "saved")(jnp.ones(n))["n"] == n
+
+
 def test_errors_of_files_name_the_file(tmp_path):
     frozen = eqxjit.freeze(lambda x: x)
     for path in (tmp_path / "missing" / "z", tmp_path / ("n" * 300), tmp_path):
@@ -408,11 +431,3 @@ def test_a_function_that_calls_back_is_refused(tmp_path):
         with pytest.raises(NotImplementedError, match="callback") as raised:
             saved(tmp_path, prints, argument)
         assert "call back, as of `jax.debug.print`" in "\n".join(raised.value.__notes__)
-
-
-def test_outputs_that_depend_on_shapes_are_refused_once_there_are_several(tmp_path):
-    frozen = eqxjit.freeze(lambda x: (x, x.shape[0]))
-    frozen.save(tmp_path / "model", X)
-    frozen(X[:2])
-    with pytest.raises(ValueError, match="Freeze it again"):
-        frozen.save(tmp_path / "model", X)

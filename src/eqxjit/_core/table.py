@@ -1,5 +1,6 @@
 """A function under `filter_jit`, its table of entries by spec, and where functions keep these."""
 
+import copy
 import functools
 import itertools
 import sys
@@ -212,6 +213,12 @@ class Function:
     def __repr__(self) -> str:
         # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
         return f"<{self.signature.qualname}{self.signature.inspected}>"
+
+    def with_new_table(self) -> "Function":
+        """Return the same function with a table of its own, in which nothing is compiled."""
+        function = copy.copy(self)
+        function.table = Table(self.signature, self.options, self.table.history.place)
+        return function
 
     def combine(self, arrays: Sequence[Any]) -> Any:
         return combine(self.spec, iter(arrays), iter(self.statics))

@@ -100,7 +100,10 @@ class FrozenFunction(JitFunction[P, T]):
             ```
         """
         with trimming:
-            write(self._handler, path, args, kwargs)
+            # Traced apart: what a file holds isn't compiled for calls here, and the structure of
+            # its output can't depend on earlier traces.
+            apart = FrozenFunction(self._function.with_new_table(), self._handler.fun_arrays)
+            write(apart._handler, path, args, kwargs)
 
     def __repr__(self) -> str:
         label = self._function.signature.label

@@ -84,11 +84,6 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
                 "The environment variable `EQX_ON_ERROR=off` takes out Equinox's."
             )
         raise
-    if any(out is not call.entry.out for out, _ in call.entry.outs.values()):
-        raise ValueError(
-            "What the function returns beside arrays depends on their shapes. Freeze it again, and "
-            "save it before it is called."
-        )
     inputs = combine(call.spec, itertools.repeat(PLACEHOLDER), iter(call.statics))
     for name, argument in signature.named(*inputs):
         # For the error, which names the argument.
