@@ -299,6 +299,21 @@ def test_a_wrapper_stays_the_pytree_that_it_was(no_upstream):
         assert_same(twin(X), X * 2)
 
 
+def test_nothing_of_eqxjit_is_left_in_a_wrapper_or_its_pickle(no_upstream):
+    f, model = make(), Model(X)
+    wrapped = UPSTREAM(model)
+    for _ in range(2):
+        with no_upstream():
+            warm(f, X)
+            wrapped(X), model.step(X)
+            for each in (f, wrapped, vars(Model)["step"], f.__wrapped__):
+                assert b"eqxjit" not in cloudpickle.dumps(each)
+        for each in (f, wrapped, vars(Model)["step"], f.__wrapped__):
+            assert b"eqxjit" not in cloudpickle.dumps(each)
+        held = [*vars(f).values(), *vars(wrapped).values()]
+        assert not any("eqxjit" in type(value).__module__ for value in held)
+
+
 # --- What stays with upstream ---------------------------------------------------------------------
 
 

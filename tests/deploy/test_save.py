@@ -215,10 +215,26 @@ def test_a_loaded_function_under_transformations(tmp_path):
         for _ in range(CALLS):
             assert_same(jax.vmap(loaded)(jnp.stack([x, x + 1])), (x + 1) * jnp.stack([x, x + 1]))
             assert jax.vmap(jax.vmap(loaded), 2)(jnp.ones((2, 3, 4))).shape == (4, 2, 3)
-            with pytest.raises(ValueError, match="differentiate"):
-                jax.grad(lambda x, f=loaded: f(x).sum())(x)
-            with pytest.raises(TypeError, match="forward-mode"):
-                jax.jvp(loaded, (x,), (x,))
+            # The errors are of both of JAX's types.
+            for kind in (ValueError, TypeError):
+                for differentiate in (
+                    lambda f=loaded: jax.grad(lambda x: f(x).sum())(x),
+                    lambda f=loaded: jax.jvp(f, (x,), (x,)),
+                    lambda f=loaded: jax.vmap(jax.jacfwd(f))(x[None]),
+                    lambda f=loaded: eqxjit.filter_jit(jax.hessian(f))(x),
+                ):
+                    with pytest.raises(kind, match=r"`Partial` was loaded.* can't differentiate"):
+                        differentiate()
+            # What isn't differentiated may stand beside it.
+            ones = jax.grad(lambda y, f=loaded: (y * f(x)).sum())(x)
+            assert_same(ones, x * (x + 1))
+
+
+def test_a_loaded_function_of_symbolic_shapes_says_that_it_cannot_be_differentiated(tmp_path):
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)
+    loaded = eqxjit.load(saved(tmp_path, jnp.sin, shape))
+    with pytest.raises(ValueError, match="can't differentiate it"):
+        jax.grad(lambda x: loaded(x).sum())(X)
 
 
 # --- Files ------------------------------------------------------------------------------------

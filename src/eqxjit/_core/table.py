@@ -267,8 +267,9 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
 # --- Where functions keep their tables ------------------------------------------------------------
 
 # Under this name a function has its tables in its `__dict__`: a plain cycle, which Python frees,
-# where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
-_ATTRIBUTE = "__eqxjit_tables__"
+# where a `WeakKeyDictionary` whose values refer to their key would keep it for good. The name is in
+# a pickle of the function by value, with None, so it names nothing that its reader may lack.
+_ATTRIBUTE = "__jit_tables__"
 
 
 class _Tables:

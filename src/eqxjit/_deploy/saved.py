@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import Parameter
 from typing import Any
 
@@ -151,6 +151,29 @@ def _exported(path: str, program: memoryview, version: str) -> Exported:
 # --- The function -----------------------------------------------------------------------------
 
 
+# JAX raises a `ValueError` in reverse mode and a `TypeError` in forward mode.
+class _NotDifferentiableError(ValueError, TypeError):
+    """A loaded function is differentiated."""
+
+
+def _callable(exported: Exported, name: str) -> Callable[..., Any]:
+    """Return the program in a file as a function of its arrays."""
+    # An exported program has fixed shapes, so under `vmap` it runs once per element.
+    call = sequential_vmap(exported.call)
+    # JAX's own errors name neither the function nor the reason.
+    guarded = jax.custom_jvp(lambda *leaves: call(*leaves))
+
+    @guarded.defjvp
+    def _(*_: Any) -> Any:
+        raise _NotDifferentiableError(
+            f"`{name}` was loaded from a file, so JAX can't differentiate it, neither in "
+            "forward-mode nor in reverse-mode. Differentiate the function that was saved, or save "
+            "its gradient, as in `eqxjit.freeze(jax.grad(fun)).save(...)`."
+        )
+
+    return guarded
+
+
 class SavedFunction:
     """The function in a file: called with the arrays that aren't compiled in, and its arguments.
 
@@ -176,8 +199,7 @@ class SavedFunction:
         types = [Type(aval.shape, aval.dtype) for aval in exported.in_avals]
         n = len(types) - n_arrays
         self.array_types = types[n:]
-        # Its program is for these shapes: mapped, it is called once for each element.
-        self._call = sequential_vmap(exported.call)
+        self._call = _callable(exported, name)
         self._description = self._describe(self._spec, types[:n], statics)
         parts = [row for row in self._description if not row.part.is_node]
         self.saved_for = ", ".join([f"{row.path}: {row.part}" for row in parts])
@@ -196,6 +218,8 @@ class SavedFunction:
             try:
                 results = self._call(*leaves, *arrays)
                 return combine(self._out_spec, iter(results), iter(self._out_statics))
+            except _NotDifferentiableError:
+                raise
             except ValueError as error:
                 # JAX's for another type names no argument, and says nothing of what was saved.
                 cause = error
