@@ -221,6 +221,8 @@ def annotated(x: "jax.Array | None" = None, *, key: "jax.Array | None" = None): 
     ("call", "match"),
     [
         (lambda: eqxjit.freeze(3), "`freeze` takes a callable; got 3"),
+        (lambda: eqxjit.freeze(Model(X), max_constant_bytes=None), "must be an int; got None"),
+        (lambda: eqxjit.freeze(Model(X), max_constant_bytes="1MB"), "must be an int; got '1MB'"),
         (lambda: eqxjit.freeze(Model(X), 1, 2, 3), r"too many positional arguments\n.*; Model\("),
         (lambda: eqxjit.freeze(Model(X), donate="all"), "unexpected keyword argument 'donate'"),
         (

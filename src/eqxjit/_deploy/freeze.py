@@ -167,7 +167,8 @@ def freeze(
 
     **Raises:**
 
-    - `TypeError`, if `fun` isn't callable, or doesn't take these arguments.
+    - `TypeError`, if `fun` isn't callable or doesn't take these arguments, and if
+        `max_constant_bytes` isn't an int.
     - `ValueError`, inside of `jit`, `grad` or `vmap`, if an array is a tracer.
 
     !!! example
@@ -185,6 +186,8 @@ def freeze(
         fun, args = fun.func, (*fun.args, *args)
     if isinstance(fun, JitFunction):
         options, fun = fun._function.options, fun.__wrapped__
+    if isinstance(max_constant_bytes, bool) or not isinstance(max_constant_bytes, int):
+        raise TypeError(f"`max_constant_bytes` must be an int; got {short(max_constant_bytes)}.")
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     parameters = inspect.Signature(Signature(fun, *names_of(fun)).parameters)

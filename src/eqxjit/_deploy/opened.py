@@ -1,4 +1,4 @@
-"""The arrays that functions hold: opened where JAX wraps a function, else only counted.
+"""Finds the arrays that functions hold. Functions that JAX made are opened, others only counted.
 
 `jax.vmap(model)` is a Python function, so to JAX it is a leaf without arrays. `opened` returns a
 pytree that computes the same, and whose leaves are those of `model`. A function of the user's is
@@ -51,7 +51,8 @@ class _Transformed:
 
     @classmethod
     def tree_unflatten(cls, metadata: Any, contents: Any) -> "_Transformed":
-        return cls(*metadata, contents)
+        shell, names = metadata
+        return cls(shell, names, contents)
 
 
 def _with_cells(fun: types.FunctionType, values: dict[str, Any]) -> types.FunctionType:
@@ -74,7 +75,7 @@ def opened(value: Any) -> Any:
     if is_jax(value):
         called = {name: content for name, content in captured(value) if callable(content)}
         if called:
-            # The shell holds nothing of the user's, so that a frozen model can be freed.
+            # Empty the shell, because it must not keep alive the model that is copied.
             return _Transformed(
                 _with_cells(value, dict.fromkeys(called)), (*called,), [*called.values()]
             )

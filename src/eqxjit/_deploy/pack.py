@@ -22,7 +22,7 @@ from .._core.table import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._spec.static_key import Static
 from .._spec.tree import Spec, combine, copy_numpy, is_array, split
-from .._text import counted
+from .._text import counted, short
 from .snapshot import Type, changes, snapshot, type_of
 
 Tree = TypeVar("Tree")
@@ -141,6 +141,7 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
         rounding. The error names the leaf whose updates differ most, and says what to write
         instead.
     - `TypeError`, for an array that JAX doesn't accept, such as one of strings.
+    - `AttributeError`, if `optimizer` has no `init` or no `update`.
 
     !!! example
 
@@ -158,6 +159,11 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 
         ```
     """
+    if optimizer is not None and not all(hasattr(optimizer, name) for name in ("init", "update")):
+        raise AttributeError(
+            "`optimizer` must have the methods `init` and `update`, like `optax.adam(1e-3)`, or be "
+            f"None; got {short(optimizer)}."
+        )
     spec, arrays, statics = split_named(tree, lambda: [("tree", tree)], False)
     types = tuple(map(type_of, arrays))
     members = _members(arrays, types, max_leaf_bytes)
@@ -292,8 +298,8 @@ _MAX_STEPS = 128
 # zero nothing hides the decay of weights, however small it is.
 _SIZES = 10.0, 0.0
 
-# What an optimizer may raise about a buffer, or about leaves that it doesn't know. Other errors, such
-# as a timeout, aren't about the optimizer.
+# What an optimizer may raise about a buffer, or about leaves that it doesn't know. Other errors,
+# such as a timeout, aren't about the optimizer.
 _ERRORS = AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
 
 _INSTEAD = (

@@ -202,6 +202,7 @@ class SavedFunction:
         self._spec, _, statics = split(inputs)
         self._out_spec, _, self._out_statics = split(output)
         types = [Type(aval.shape, aval.dtype) for aval in exported.in_avals]
+        self._has_symbols = any(type(size) is not int for kind in types for size in kind.shape)
         n = len(types) - n_arrays
         self.array_types = types[n:]
         self._call = _callable(exported, name)
@@ -235,8 +236,8 @@ class SavedFunction:
         lines = changes(self._description, passed)
         if any("static where an array was" in line for line in lines):
             lines.append("What isn't an array is static: pass `np.float32(2.0)`, say, for `2.0`.")
-        symbols = "(A symbol in a shape may be any size from 1 up, but the same everywhere.)"
-        lines += [symbols] * (cause is not None)
+        if cause is not None and self._has_symbols:
+            lines.append("(A symbol in a shape may be any size from 1, but the same everywhere.)")
         title = f"`{self.__name__}` was saved for other arguments:"
         raise ValueError("\n    ".join([title, *lines])) from cause
 
