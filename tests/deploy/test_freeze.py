@@ -443,6 +443,19 @@ def test_what_functions_capture_is_counted_and_said(make):
     assert repr(frozen).endswith(said)
 
 
+def test_functions_without_arrays_stay_the_same_objects():
+    mapped, partial = jax.vmap(jnp.sin), functools.partial(jnp.add, 1)
+
+    def call(fun, other, x):
+        assert (fun is mapped, other is partial) == (True, True)
+        return other(fun(x))
+
+    assert_same(eqxjit.freeze(call, mapped, partial)(X), 1 + jnp.sin(X))
+    named = jax.vmap(Product(WEIGHT))
+    names = eqxjit.freeze(lambda f, x: (f.__name__, f.__qualname__), named)(X)
+    assert names == (named.__name__, named.__qualname__)
+
+
 def test_a_function_may_refer_to_itself():
     def power(x, n):
         return x if n == 1 else x * power(x, n - 1)

@@ -37,6 +37,7 @@ class _Transformed:
     """
 
     def __init__(self, shell: types.FunctionType, names: tuple[str, ...], contents: Any):
+        self.__name__, self.__qualname__ = shell.__name__, shell.__qualname__
         self.shell = shell
         self.names = names
         self.contents = contents
@@ -62,16 +63,21 @@ def _with_cells(fun: types.FunctionType, values: dict[str, Any]) -> types.Functi
     copied = types.FunctionType(
         fun.__code__, fun.__globals__, fun.__name__, fun.__defaults__, tuple(closure)
     )
-    copied.__kwdefaults__ = fun.__kwdefaults__
+    copied.__kwdefaults__, copied.__qualname__ = fun.__kwdefaults__, fun.__qualname__
     return copied
 
 
 def opened(value: Any) -> Any:
-    """Return a pytree in the place of a function that holds others, if JAX or `partial` made it."""
-    if type(value) is functools.partial:
-        return Partial(value.func, *value.args, **value.keywords)
+    """Return a pytree for a function that JAX or `functools` made, if the function holds arrays.
+
+    Any other value is returned as it is.
+    """
     if type(value) is types.MethodType and isinstance(value.__self__, eqx.Module):
         return Partial(value.__func__, value.__self__)
+    if not (type(value) is functools.partial or is_jax(value)) or not captured_bytes([value]):
+        return value
+    if type(value) is functools.partial:
+        return Partial(value.func, *value.args, **value.keywords)
     if is_jax(value):
         called = {name: content for name, content in captured(value) if callable(content)}
         if called:
@@ -112,6 +118,8 @@ def _contents(fun: Any) -> Iterator[Any]:
         yield fun.func, fun.args, fun.keywords
     elif isinstance(fun, types.MethodType):
         yield fun.__func__
+        if isinstance(fun.__self__, eqx.Module):
+            yield fun.__self__
     elif isinstance(fun, types.FunctionType):
         yield from [content for _, content in captured(fun)]
         if is_users(fun.__code__.co_filename):
