@@ -426,7 +426,12 @@ def closure_of(weight):
 
 GLOBAL = Product(jnp.asarray(WEIGHT))
 
+CYCLE: list[Any] = [jnp.asarray(WEIGHT)]
+CYCLE.append({1: CYCLE, "a": CYCLE})
+
 CAPTURING = {
+    "a cycle": lambda: lambda x: jax.vmap(Product(CYCLE[0]))(x),
+    "another frozen function": lambda: jax.jit(jax.vmap(eqxjit.freeze(GLOBAL))),
     "a closure": lambda: closure_of(jnp.asarray(WEIGHT)),
     "a global": lambda: lambda x: jax.vmap(GLOBAL)(x),
     "vmap of a closure": lambda: jax.vmap(lambda x: GLOBAL(x)),
@@ -454,6 +459,14 @@ def test_functions_without_arrays_stay_the_same_objects():
     named = jax.vmap(Product(WEIGHT))
     names = eqxjit.freeze(lambda f, x: (f.__name__, f.__qualname__), named)(X)
     assert names == (named.__name__, named.__qualname__)
+
+
+def test_what_a_function_captures_is_not_taken_apart():
+    _, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="b", mode="batch")
+    frozen = eqxjit.freeze(lambda x: (x, state) and x * 2)
+    assert frozen.constant_bytes == 0
+    assert_same(frozen(X), X * 2)
+    jax.tree.leaves(state)
 
 
 def test_a_function_may_refer_to_itself():

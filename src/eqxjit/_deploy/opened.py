@@ -15,8 +15,10 @@ import equinox as eqx
 import jax
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
-from .._core.wrapper import register_partial
+from .._compat import fields_of
+from .._core.wrapper import JitFunction, register_partial
 from .._places import captured, is_jax, is_users
+from .._spec.tree import ARRAY_CLASSES
 
 
 # Not `equinox.Partial`, which warns if the function in it is `jax.vmap(model)`.
@@ -88,48 +90,55 @@ def opened(value: Any) -> Any:
     return value
 
 
+# Longer containers hold data rather than layers, and take long to walk.
+_MAX_ENTRIES = 10_000
+
+
 def captured_bytes(functions: list[Any]) -> int:
-    """Return the bytes of all arrays to which functions refer by closures, globals and wrappers."""
-    arrays: dict[int, Any] = {}
-    seen: set[int] = set()
+    """Return the bytes of all arrays to which functions refer by closures, globals and wrappers.
+
+    This runs no code of the user's: a flatten may raise, or make a `State` unusable.
+    """
+    n_bytes = 0
+    # Holds the objects, because the address of one that is freed may become that of another.
+    seen: dict[int, Any] = {}
     pending = functions[:]
     while pending:
-        fun = pending.pop()
-        if id(fun) in seen:
+        value = pending.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(fun))
-        for content in _contents(fun):
-            for leaf in jax.tree.leaves(content, is_leaf=_is_state):
-                if eqx.is_array(leaf):
-                    arrays[id(leaf)] = leaf
-                elif callable(leaf):
-                    pending.append(leaf)
-    return sum([array.nbytes for array in arrays.values()])
+        seen[id(value)] = value
+        if type(value) in ARRAY_CLASSES:
+            n_bytes += value.nbytes
+        else:
+            pending.extend(_contents(value))
+    return n_bytes
 
 
-def _is_state(value: Any) -> bool:
-    # Taking a `State` apart makes it unusable for its owner.
-    return isinstance(value, eqx.nn.State)
+def _contents(value: Any) -> Iterator[Any]:
+    """Yield what a container, a Module or a callable refers to."""
+    # Not `isinstance`, because the `__class__` of a proxy may raise.
+    kind = type(value)
+    if issubclass(kind, (dict, list, tuple)):
+        if len(value) <= _MAX_ENTRIES:
+            yield from value.values() if issubclass(kind, dict) else value
+    elif issubclass(kind, eqx.Module):
+        yield from fields_of(value).values()
+    elif issubclass(kind, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif issubclass(kind, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    elif issubclass(kind, types.FunctionType):
+        yield from [content for _, content in captured(value)]
+        if is_users(value.__code__.co_filename):
+            names = _globals_in(value.__code__)
+            yield from [value.__globals__[name] for name in names if name in value.__globals__]
+    elif issubclass(kind, (JitFunction, *_WRAPPERS)):
+        yield value.__wrapped__
 
 
-def _contents(fun: Any) -> Iterator[Any]:
-    """Yield what a callable refers to: trees of arrays, other callables, and more."""
-    if isinstance(fun, functools.partial):
-        yield fun.func, fun.args, fun.keywords
-    elif isinstance(fun, types.MethodType):
-        yield fun.__func__
-        if isinstance(fun.__self__, eqx.Module):
-            yield fun.__self__
-    elif isinstance(fun, types.FunctionType):
-        yield from [content for _, content in captured(fun)]
-        if is_users(fun.__code__.co_filename):
-            yield from [
-                fun.__globals__[name]
-                for name in _globals_in(fun.__code__)
-                if name in fun.__globals__
-            ]
-    elif hasattr(fun, "__wrapped__"):
-        yield fun.__wrapped__
+# The classes of `jax.jit(f)` and of functions with derivatives of their own.
+_WRAPPERS = type(jax.jit(abs)), jax.custom_jvp, jax.custom_vjp
 
 
 def _globals_in(code: types.CodeType) -> Iterator[str]:
