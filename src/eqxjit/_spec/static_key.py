@@ -71,10 +71,6 @@ class Opaque:
         if type(other) is not Opaque or type(other.value) is not type(self.value):
             return False
         if other.value is self.value and self.identity_suffices:
-            if self.content != other.content:
-                # The array was changed between the creation of the two keys.
-                self.identify()
-                other.identify()
             return True
         if other.hash != self.hash:
             return False
@@ -83,12 +79,23 @@ class Opaque:
             return other.content == self.content
         return other.value is self.value or bool(other.value == self.value)
 
+    @property
+    def has_hash(self) -> bool:
+        """Whether the object was hashed when the key was made."""
+        return self.content is None and self.hash is not None
+
+    @property
+    def is_changeable(self) -> bool:
+        """Whether the key stands for the content of a NumPy array, which may change in place."""
+        has_content = self.content is not None and len(self.content) > 1
+        return has_content and type(self.value) is not ArrayImpl
+
     def identify(self) -> None:
         """Have the key equal its very object alone from now on.
 
         The very array counts as unchanged whatever its owner writes into it, so a program that is
-        traced later may hold other numbers than the key says. It must not serve the arrays that
-        equal what this array once held.
+        traced later may hold other numbers than the key says. That program must not serve other
+        arrays that equal what this array once held.
         """
         self.content = (id(self.value),)
 
@@ -296,20 +303,29 @@ def referents(key: Hashable) -> list[Any]:
 
 def changeable(key: Hashable) -> list[Opaque]:
     """Return the keys within a key, or a spec, that stand for the content of a NumPy array."""
-    return [
-        part
-        for part in _parts(key)
-        # The content of a JAX array never changes.
-        if type(part) is Opaque and part.content is not None and hasattr(part.value, "__array__")
-        and type(part.value) is not ArrayImpl
-    ]
+    return [part for part in _parts(key) if type(part) is Opaque and part.is_changeable]
 
 
 def check_unchanged(keys: Sequence[Opaque]) -> None:
     """Have each key of an array that was changed in place equal that very array alone."""
     for key in keys:
-        if key.content is not None and len(key.content) > 1 and key.content != _content(key.value):
+        if key.is_changeable and key.content != _content(key.value):
             key.identify()
+
+
+def interchangeable(value: Any, other: Any) -> bool:
+    """Return whether nobody can tell two objects apart but by identity, without a user's `==`."""
+    kind = type(value)
+    if value is other:
+        return True
+    if kind is not type(other):
+        return False
+    if kind in CONSTANTS:
+        return static_key(value) == static_key(other)
+    # As the metadata of many nodes. A list is told by what its owner does to it later.
+    return (
+        kind is tuple and len(value) == len(other) and all(map(interchangeable, value, other))
+    )
 
 
 def _parts(key: Hashable) -> Iterator[Any]:
