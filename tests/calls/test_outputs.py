@@ -395,7 +395,10 @@ HOLD = {
     "a list in a static field": (lambda v, x: Layer(x, name=[v]), lambda out: out.name[0]),
     "a tuple in a static field": (lambda v, x: Layer(x, name=(v,)), lambda out: out.name[0]),
     "metadata": (lambda v, x: WithMetadata(x, v), lambda out: out.metadata),
-    "a tuple as metadata": (lambda v, x: [WithMetadata(x, ("a", v))], lambda out: out[0].metadata[1]),
+    "a tuple as metadata": (
+        lambda v, x: [WithMetadata(x, ("a", v))],
+        lambda out: out[0].metadata[1],
+    ),
 }
 
 

@@ -96,7 +96,7 @@ ITERATORS = {
 @pytest.mark.parametrize("name", ITERATORS)
 @pytest.mark.parametrize("place", ["in", "out"])
 def test_jax_warns_of_iterators(name, place):
-    """As under upstream, which warns in each call; here a warm call of the same object is silent."""
+    """Upstream warns in each call; here a warm call with the same object is silent."""
     make = ITERATORS[name]
 
     def warnings_of(filter_jit):

@@ -3,9 +3,9 @@
 Unlike `==`, by which `equinox.filter_jit` compares, keys tell `1` from `True` and `1.0`, `0.0` from
 `-0.0`, and one order of a dict's items from another, also inside of builtin containers, dataclasses
 with a generated `__eq__` and Modules; and NaN equals NaN. A container is copied into its key, so
-that a later change in place shows. What Python compares by identity, an object without an `__eq__` and the
-`__self__` of a method, is compared by identity here. For all else the type, its `hash` and its `==`
-decide, in this order, as in a lookup in a dict.
+that a later change in place shows. What Python compares by identity is compared by identity here:
+an object without an `__eq__`, and the `__self__` of a method. For all else the type, its `hash` and
+its `==` decide, in this order, as in a lookup in a dict.
 """
 
 import collections
@@ -314,7 +314,10 @@ def check_unchanged(keys: Sequence[Opaque]) -> None:
 
 
 def interchangeable(value: Any, other: Any) -> bool:
-    """Return whether nobody can tell two objects apart but by identity, without a user's `==`."""
+    """Return whether one object can stand for the other in an output. Runs no `==` of a user's.
+
+    True for the very object, and for equal constants and tuples of them.
+    """
     kind = type(value)
     if value is other:
         return True
@@ -322,10 +325,9 @@ def interchangeable(value: Any, other: Any) -> bool:
         return False
     if kind in CONSTANTS:
         return static_key(value) == static_key(other)
-    # As the metadata of many nodes. A list is told by what its owner does to it later.
-    return (
-        kind is tuple and len(value) == len(other) and all(map(interchangeable, value, other))
-    )
+    # Many nodes have a tuple as metadata. A list isn't interchangeable, because its owner may change
+    # it later.
+    return kind is tuple and len(value) == len(other) and all(map(interchangeable, value, other))
 
 
 def _parts(key: Hashable) -> Iterator[Any]:

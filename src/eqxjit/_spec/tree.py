@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.tree_util import default_registry, keystr, tree_structure
+from jaxtyping import PyTree
 
 from .._compat import (
     ArrayImpl,
@@ -100,7 +101,7 @@ Parts = tuple[Spec, list[Any], list[Any]]
 
 
 def split(
-    tree: Any,
+    tree: PyTree,
     is_input: bool = True,
     more_arrays: tuple[type, ...] = (),
     key_of: Callable[[Any], Hashable] = static_key,
@@ -108,10 +109,11 @@ def split(
     """Take a pytree apart in one pass: return its spec, its arrays and its static objects.
 
     Arrays are those of `equinox.is_array`, and leaves of the classes `more_arrays`. Static leaves
-    of an input must be hashable, as Equinox asks of arguments. The spec has `key_of(value)` for each
-    static object but constants. Raises whatever a flatten or a
-    `__hash__` of the user's raises, and a `RecursionError` for a tree that contains itself or is
-    too deep; `failed_levels` tells where.
+    of an input must be hashable, as Equinox asks of arguments. The spec has `key_of(value)` for
+    each static object that isn't a constant.
+
+    Raises whatever a flatten or a `__hash__` of the user's raises, and a `RecursionError` for a
+    tree that contains itself or is too deep; `failed_levels` tells where.
     """
     arrays: list[Any] = []
     statics: list[Any] = []
@@ -260,7 +262,7 @@ def failed_levels(error: Exception) -> list[FailedLevel]:
 # --- Putting together -----------------------------------------------------------------------------
 
 
-def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
+def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree:
     """Put a pytree together from its arrays and static objects: the reverse of `split`."""
     if spec is ARRAY:
         return next(arrays)
