@@ -101,6 +101,12 @@ def _no_key(value: Any) -> None:
 # --- Entries --------------------------------------------------------------------------------------
 
 
+class _Outs(dict[int, tuple[Out, Any]]):
+    """A dict to which weak references can refer."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Entry:
     """One structure of a function's calls.
 
@@ -131,7 +137,7 @@ class Entry:
         self.n_arrays = count_arrays(spec) + n_fun
         self.block: bool = function.options.block
         self.hides_donation_warning = function.options.donate in ("all", "all-except-first")
-        self.outs: dict[int, tuple[Out, Any]] = {}
+        self.outs = _Outs()
         self.why_dropped: list[str] = []
         self.watches: list[weakref.ref[Any]] = []
         self.n_hits = 0
@@ -165,9 +171,16 @@ class Entry:
         return {program: arrays or [jnp.zeros((), bool)]}
 
     def _remember(self, program: Program, out: Out) -> None:
-        outs, number = self.outs, program.number
-        # The callback refers to the dict and not to the entry, which would keep itself alive.
-        outs[number] = out, weakref.ref(program, lambda _: outs.pop(number, None))
+        outs_ref, number = weakref.ref(self.outs), program.number
+
+        # It refers weakly to what holds it: a cycle would keep the user's objects until garbage
+        # collection.
+        def forget(_: Any) -> None:
+            outs = outs_ref()
+            if outs is not None:
+                outs.pop(number, None)
+
+        self.outs[number] = out, weakref.ref(program, forget)
 
 
 # --- Calls ----------------------------------------------------------------------------------------
