@@ -325,8 +325,8 @@ def interchangeable(value: Any, other: Any) -> bool:
         return False
     if kind in CONSTANTS:
         return static_key(value) == static_key(other)
-    # Many nodes have a tuple as metadata. A list isn't interchangeable, because its owner may change
-    # it later.
+    # Many nodes have a tuple as metadata. A list isn't interchangeable, because its owner may
+    # change it later.
     return kind is tuple and len(value) == len(other) and all(map(interchangeable, value, other))
 
 

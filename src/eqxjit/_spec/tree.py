@@ -213,7 +213,8 @@ def _split_leaf(
 ) -> Spec:
     kind = type(value)
     ask = kind not in _NEVER_NODES
-    if ask and hasattr(kind, "__next__"):
+    # Not `hasattr`, because a metaclass may have a say in it.
+    if ask and any("__next__" in vars(base) for base in kind.__mro__):
         # JAX warns of generators, `zip`, `map` and some other iterators, which it is going to
         # reject. Nothing is taken from them.
         tree_structure(value)
