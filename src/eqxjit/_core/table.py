@@ -18,7 +18,7 @@ from .._compat import MISSING
 from .._diagnostics.history import History
 from .._fast.signature import Signature
 from .._places import Place, place_of, wrapped_by
-from .._spec.static_key import referents, static_key
+from .._spec.static_key import changeable, referents, static_key
 from .._spec.tree import Parts, Spec, combine, split
 from .._text import short
 from .entry import Entry
@@ -241,6 +241,10 @@ class Function:
         options: Options,
         table: Table | None = None,
     ):
+        # Wrappers with equal keys share programs, and no call compares what the function holds. So
+        # a static array, which its owner may change before a later trace, equals itself alone.
+        for array in changeable(spec):
+            array.identify()
         self.spec = spec
         self.statics = tuple(statics)
         self.options = options
