@@ -191,7 +191,25 @@ def place_of(fun: Any) -> Place:
     return Place(kind.__module__, kind.__qualname__, site, is_users_module(kind.__module__))
 
 
+@functools.lru_cache(maxsize=1024)
+def is_public(place: Place) -> bool:
+    """Return whether a function has its name in a public module, where users find it.
+
+    False for a function of the user's, for a method, and for what a Module is called by.
+    """
+    if place.is_users or place.module or place.site is None or place.qualname.startswith("_"):
+        return False
+    for name, module in [*sys.modules.items()]:
+        if not any(part.startswith("_") for part in name.split(".")):
+            # Not `getattr`, because some modules import others when they are asked for a name.
+            code = code_of(getattr(module, "__dict__", {}).get(place.qualname))
+            if code and (code.co_filename, code.co_firstlineno) == place.site[:2]:
+                return True
+    return False
+
+
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
+    """Return the name and value of each variable that a function closes over."""
     # An empty cell raises a `ValueError`; `repr` of a cell runs nothing of the user's.
     cells = zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
     return [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]

@@ -8,7 +8,7 @@ import random
 import re
 import types
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -71,6 +71,22 @@ class ArrayPart(NamedTuple):
         return f"{array_text(self.dtype, self.shape)}{weak}{placement}"
 
 
+class Capture(NamedTuple):
+    """An array, or a tree with arrays, that a function closes over.
+
+    - `name`: the variable, or the path to it, such as `inner.lam` for one of a captured function.
+    - `kind`: `"array"`, `"Module"`, or another name for a tree.
+    - `key`: equal for the same arrays.
+    """
+
+    name: str
+    kind: str
+    key: Hashable
+
+    def __str__(self) -> str:
+        return f"the {self.kind} `{self.name}`"
+
+
 class Part(NamedTuple):
     """A static value, or a node without its children; `kind` is the name of its type.
 
@@ -89,6 +105,8 @@ class Part(NamedTuple):
     # Where a callable's code is.
     made_at: CallSite | None = None
     is_node: bool = False
+    # The arrays that a function closes over.
+    captures: tuple[Capture, ...] = ()
 
     @property
     def equals_itself_alone(self) -> bool:
@@ -313,6 +331,8 @@ def _children(spec: Any, value: Any) -> _Children | None:
 
 def _children_of_registered(spec: tuple[Any, ...], value: Any) -> _Children:
     names, children, metadata = read_node(value)
+    if isinstance(value, eqx.nn.State):
+        names = [_name_in_state(*each) for each in zip(names, metadata, strict=True)]
     if type(value) in WRAPPERS:
         return [(".__wrapped__", metadata.spec, value.__wrapped__)]
     below = [*zip(names, spec[3:], children, strict=True)]
@@ -323,6 +343,13 @@ def _children_of_registered(spec: tuple[Any, ...], value: Any) -> _Children:
     elif metadata is not None and not isinstance(value, dict):
         below.append((" (metadata)", spec[2], metadata))
     return below
+
+
+def _name_in_state(name: str, marker: Any) -> str:
+    """Return what follows the path of an `equinox.nn.State` in that of one of its arrays."""
+    # `equinox.nn.make_with_state` marks each by its path in the model: `Net.bn.batch_counter`.
+    known = marker.partition(".")[2] if isinstance(marker, str) else ""
+    return f"[{known}]" if known else name
 
 
 def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> Part:
@@ -355,6 +382,7 @@ def _leaf(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, _Children]:
         (IdentityRef(kind), hash(key), *map(IdentityRef, referents(key))),
         module or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
+        captures=tuple(_captures(value)) if nature == "function" else (),
     )
     is_deep = is_deep and nature in ("instance", "method", "partial")
     below: _Children = []
@@ -364,6 +392,27 @@ def _leaf(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, _Children]:
         if type(held) in CONSTANTS or (is_deep and not is_large):
             below.append((f".{name}", split(held, is_input=False)[0], held))
     return part, below
+
+
+def _captures(fun: Any, prefix: str = "", depth: int = 0) -> Iterator[Capture]:
+    """Yield the arrays, and trees with arrays, that a function and those in it close over."""
+    for name, value in captured(fun) if type(fun) is types.FunctionType else ():
+        path = prefix + name
+        if type(value) is types.FunctionType:
+            if depth < _MAX_DEPTH:
+                yield from _captures(value, f"{path}.", depth + 1)
+        elif is_array(value):
+            yield Capture(path, "array", _identity_of(value))
+        elif isinstance(value, (eqx.Module, tuple, list, dict)):
+            arrays = [*filter(is_array, jax.tree.leaves(value))]
+            if arrays:
+                kind = "Module" if isinstance(value, eqx.Module) else type(value).__name__
+                yield Capture(path, kind, tuple(map(_identity_of, arrays[:_MAX_ENTRIES])))
+
+
+def _identity_of(array: Any) -> Hashable:
+    # NumPy's scalars take no weak references.
+    return (str(array.dtype), repr(array)) if isinstance(array, np.generic) else IdentityRef(array)
 
 
 def _held_by(value: Any, nature: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .._places import Place
+from .._places import Place, is_public
 from . import advice
 from .advice import Change
 from .description import LONG_TEXT, ArrayPart, Description, Part, Row, array_text
@@ -102,12 +102,12 @@ def distance(old: Description, new: Description) -> int:
     return len(_all_changes(old, new))
 
 
-def _changes(old: Description, new: Description, of_user: bool) -> list[Change]:
-    """Return the parts that differ, without those of nodes that are another altogether."""
+def _changes(old: Description, new: Description, place: Place) -> list[Change]:
+    """Return the parts that differ. A node that was replaced stands for all parts in it."""
     changes: list[Change] = []
     another: set[str] = set()
     for row, was, is_now in _all_changes(old, new):
-        change = Change(row, was, is_now, of_user)
+        change = Change(row, was, is_now, place.is_users, is_public(place))
         if another.isdisjoint([each.path for each in row.around]):
             changes.append(change)
             if not change.is_alike:
@@ -132,10 +132,10 @@ def _category(change: Change) -> str:
     return "shape" if old.shape != new.shape else "dtype"
 
 
-def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
-    """Return how a description differs from an older one; `of_user` says whose the function is."""
+def differences(old: Description, new: Description, place: Place) -> list[Difference]:
+    """Return how the description of a call differs from an older one of the same function."""
     groups: dict[str, tuple[Row, list[Change]]] = {}
-    for change in _changes(old, new, of_user):
+    for change in _changes(old, new, place):
         row = _told_with(change)
         groups.setdefault(row.path, (row, []))[1].append(change)
     found: list[Difference] = []
@@ -209,7 +209,7 @@ def of_functions(old: Description, new: Description, place: Place) -> list[Diffe
         each._replace(category=CALLABLE)
         if each.path
         else Difference(category, "", "", f"{another} was traced before", each.remedy)
-        for each in differences(old, new, place.is_users)
+        for each in differences(old, new, place)
     ]
 
 

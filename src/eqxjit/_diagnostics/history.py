@@ -182,7 +182,7 @@ class History:
         closest = closest_of(traces, call.description, trace_configuration()) if traces else None
         if closest is None or UNKNOWN in (closest._description, call.description):
             return
-        found = differences(closest._description, call.description, self.place.is_users)
+        found = differences(closest._description, call.description, self.place)
         closest.recompiled += found
         if found and switches[-1].on:
             logger.warning(

@@ -108,7 +108,7 @@ class Trace:
         if UNKNOWN in (closest._description, self._description):
             why = "the arguments are too large to be compared, or can't be"
             return (Difference("unknown", "", "", why),), closest.number
-        found = differences(closest._description, self._description, self._place.is_users)
+        found = differences(closest._description, self._description, self._place)
         found += _settings_changed(closest._configuration, self._configuration)
         if not found:
             # The call looks just like that of the trace.
