@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 
 from ._compat import exclude_from_locations, exclude_from_tracebacks
+from ._text import comes_from_signal_handler
 
 #: Where generated files seem to be: in a folder, as those of a package are.
 GENERATED_FOLDER = "<eqxjit>"
@@ -56,6 +57,16 @@ def is_users_module(name: str) -> bool:
     filename = getattr(sys.modules.get(name), "__file__", None)
     # Without a file it is a session, a notebook, or one that the user made.
     return not isinstance(filename, str) or is_users(filename)
+
+
+def is_of_users_code(error: BaseException) -> bool:
+    """Return whether code that isn't ours raised an error which we handle.
+
+    False for an error in our own code, and for one that a signal handler raised meanwhile.
+    """
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_ours = all(filename.startswith(OUR_FILES) for filename in frames)
+    return not is_ours and not comes_from_signal_handler(error)
 
 
 # JAX's filter is for printed tracebacks alone, and only where it isn't switched off.

@@ -17,7 +17,15 @@ import numpy as np
 from jax.core import Tracer
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level
-from .._places import CallSite, captured, code_of, is_users, is_users_module, transformation_of
+from .._places import (
+    CallSite,
+    captured,
+    code_of,
+    is_of_users_code,
+    is_users,
+    is_users_module,
+    transformation_of,
+)
 from .._spec.static_key import CONSTANTS, IdentityRef, Static, referents, static_key
 from .._spec.tree import ARRAY, NODE, is_array, read_node, split
 from .._text import counted, short
@@ -241,9 +249,11 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
                 part = _part_of_class(type(value), len(below), is_opaque)
             else:
                 part, below = _leaf(spec.key, value, len(around) < depth)
-        except Exception:
-            # The user's class may refuse to be asked: for its name, its fields, its flatten, a
-            # `repr`. It is described for us, not for the call, which goes on.
+        except Exception as error:
+            if not is_of_users_code(error):
+                raise
+            # The user's class may refuse to be asked for its name, its fields, its flatten or a
+            # `repr`. The call doesn't need the description, so it goes on.
             part, below = Part("object", "object"), []
         row = Row(path, part, around)
         rows.append(row)
@@ -310,22 +320,24 @@ def _children(spec: Any, value: Any) -> _Children | None:
     # Specs and keys have one form.
     _, _, names, *specs = spec if is_node else spec.key
     if issubclass(cls, dict):
-        found = [(f"[{short(key)}]", dict.__getitem__(value, key)) for key in names or [*value]]
+        found = [(f"[{short(key)}]", dict.get(value, key)) for key in names or [*value]]
     elif issubclass(cls, (tuple, list)):
+        # A list is read once, because another thread may change it meanwhile.
+        parts = [*value]
         fields = getattr(cls, "_fields", ())
-        suffixes = [f".{name}" for name in fields] or [f"[{i}]" for i in range(len(value))]
-        found = [*zip(suffixes, value, strict=True)]
+        suffixes = [f".{name}" for name in fields] or [f"[{i}]" for i in range(len(parts))]
+        found = [*zip(suffixes, parts, strict=False)]
     elif issubclass(cls, eqx.Module):
         fields = fields_of(value)
-        found = [(f".{name}", fields[name]) for name in names]
+        found = [(f".{name}", fields.get(name)) for name in names]
     elif names is not None:
-        found = [(f".{name}", getattr(value, name)) for name in names]
+        found = [(f".{name}", getattr(value, name, None)) for name in names]
     else:
         return None
     # In the key of a dict those of its keys come first.
     specs = specs if is_node else [*map(Static, specs)][-len(found) :]
-    # Strict, because another thread may have changed a list since.
-    pairs = zip(found, specs, strict=True)
+    # Not strict, because another thread may have changed a list since it was split.
+    pairs = zip(found, specs, strict=False)
     return [(suffix, part, child) for (suffix, child), part in pairs]
 
 
