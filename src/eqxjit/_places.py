@@ -51,6 +51,10 @@ def is_users(filename: str) -> bool:
     return not (is_installed or filename.startswith(_LIBRARY_FILES))
 
 
+def is_jaxs(filename: str) -> bool:
+    return filename.startswith(_JAX_FILES)
+
+
 def is_users_module(name: str) -> bool:
     if not isinstance(name, str) or name in sys.builtin_module_names:
         return False
@@ -203,20 +207,46 @@ def place_of(fun: Any) -> Place:
 
 
 @functools.lru_cache(maxsize=1024)
-def is_public(place: Place) -> bool:
-    """Return whether a function has its name in a public module, where users find it.
+def public_name(site: CallSite | None, qualname: str) -> str:
+    """Return how users call a library's function, such as `jax.lax.scan`; empty if it is private.
 
-    False for a function of the user's, for a method, and for what a Module is called by.
+    `site` and `qualname` are where the function is defined. Methods have no public name.
     """
-    if place.is_users or place.module or place.site is None or place.qualname.startswith("_"):
-        return False
+    if site is None or qualname.startswith(("_", "<")) or "." in qualname:
+        return ""
+    names: list[str] = []
     for name, module in [*sys.modules.items()]:
         if not any(part.startswith("_") for part in name.split(".")):
             # Not `getattr`, because some modules import others when they are asked for a name.
-            code = code_of(getattr(module, "__dict__", {}).get(place.qualname))
-            if code and (code.co_filename, code.co_firstlineno) == place.site[:2]:
-                return True
-    return False
+            code = code_of(getattr(module, "__dict__", {}).get(qualname))
+            if code and (code.co_filename, code.co_firstlineno) == site[:2]:
+                names.append(name)
+    # The library's own name for it, not that of a user's module, or another library's.
+    own = [name for name in names if _is_in(sys.modules[name], site.filename)]
+    module = min(own or names, key=lambda name: (name.count("."), len(name)), default="")
+    return f"{module}.{qualname}" if module else ""
+
+
+def _is_in(module: types.ModuleType, filename: str) -> bool:
+    package = sys.modules.get(module.__name__.partition(".")[0])
+    file = getattr(package, "__file__", None)
+    return bool(file) and filename.startswith(_folder_of(file))
+
+
+def is_internal(place: Place) -> bool:
+    """Return whether a function is a library's, and not one that users call by its name."""
+    return not (place.is_users or is_public(place))
+
+
+def is_public(place: Place) -> bool:
+    """Return whether a library's function is one that users call by its name."""
+    return not (place.is_users or place.module) and bool(public_name(place.site, place.qualname))
+
+
+def line_of(code: types.CodeType, offset: int) -> int:
+    """Return the line of an instruction."""
+    lines = [line for start, end, line in code.co_lines() if start <= offset < end]
+    return next(filter(None, lines), code.co_firstlineno)
 
 
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:

@@ -61,7 +61,7 @@ def assert_no_further_trace(f, calls, n_to_begin=1):
     before = f.cache_info().traces
     for args in calls:
         f(*args)
-    assert f.cache_info().traces == before, f.traces()[-1].explanation()
+    assert f.cache_info().traces == before, f.traces()[-1].explanation
 
 
 NUMBERS = {
@@ -119,7 +119,7 @@ def test_pass_an_array_again(array, number, n_to_begin):
 def test_a_remedy_of_two_differences_is_said_once():
     f = eqxjit.filter_jit(lambda x, y: x)
     f(jnp.ones(3), jnp.ones(5)), f(jnp.ones(4), jnp.ones(6))
-    explanation = f.traces()[1].explanation()
+    explanation = f.traces()[1].explanation
     assert "`y` was float32[5], is float32[6]" in explanation
     assert explanation.count("pad it to a few sizes") == 1
 
@@ -539,7 +539,7 @@ def remedies_for(row, i):
     f = row.fun(i)
     f(*row.args(i))
     trace = f.traces()[-1]
-    assert len(trace.differences) <= 2, trace.explanation()
+    assert len(trace.differences) <= 2, trace.explanation
     [remedy] = {d.remedy for d in [*trace.differences, *trace.recompiled]}
     return remedy
 

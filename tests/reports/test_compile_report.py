@@ -157,7 +157,7 @@ def test_programs_that_the_persistent_cache_never_holds(tmp_path):
                 eqxjit.filter_jit(lambda x: x + 1)(X)
             found = rows(report)
             assert [found[name].is_never_cached for name in ("check", "<lambda>")] == [is_on, False]
-            notes = [note for note in report.notes() if "never comes from" in note]
+            notes = [note for note in report.notes if "never comes from" in note]
             assert [note.partition(":")[0] for note in notes] == ["check"] * is_on
             assert ("never" in str(report)) == is_on
         finally:
@@ -177,7 +177,7 @@ def test_operations_outside_of_any_jit():
     with eqxjit.compile_report() as report:
         setup(jnp.arange(17.0))
     line = setup.__code__.co_firstlineno + 3
-    [note] = report.notes()
+    [note] = report.notes
     assert "operations outside of any jit" in note
     assert f"most of all by {shown(__file__)}:{line} (`setup`)" in note
 
@@ -188,4 +188,4 @@ def test_operations_outside_of_any_jit():
     with eqxjit.compile_report() as report:
         for n in range(12):
             squares(np.ones(n + 3))
-    assert not report.notes()
+    assert not report.notes

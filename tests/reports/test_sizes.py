@@ -304,7 +304,7 @@ def test_what_is_known_of_memory_is_in_the_report(capsys):
         with eqxjit.compile_report() as report:
             f(state + 0, x)
         [row] = [row for row in report.rows if row.function.endswith("step")]
-        notes[donate] = "\n".join(row.notes())
+        notes[donate] = "\n".join(row.notes)
         assert row.program.memory == f.traces()[0].memory
         assert "2.41 MB" in capsys.readouterr().out
     # Not the larger one that XLA has fused away.

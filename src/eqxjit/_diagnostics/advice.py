@@ -55,7 +55,7 @@ REMEDIES = {
     # A different array.
     "sharding or device": "Place it alike in all calls, by `jax.device_put` or `eqx.filter_shard`",
     "size": "If its size varies, pad it to a few sizes",
-    "state": "A library made it from a Python number. Give it a dtype once, before the loop: "
+    "state": "A weak type comes from a Python number: give each array a dtype once, before the loop: "
     "`{root} = jax.tree.map(lambda a: a.astype(a.dtype), {root})`",
     "weak type": "A weak type comes from a Python number: give it a dtype when it is made, as in "
     "`jnp.asarray(..., dtype=jnp.{dtype})`",
@@ -111,16 +111,9 @@ class Change(NamedTuple):
 
 def for_change(change: Change, category: str) -> str:
     """Return what to do about a part that differs; empty if there is nothing to do."""
-    if change.is_remade:
-        name = _for_remade(change)
-    else:
-        # A category that isn't there has no remedy, and so none of another category.
-        name = _CHOICES.get(category, _nothing)(change)
-    return _say(name, change)
-
-
-def _nothing(change: Change) -> str:
-    return ""
+    # A category that isn't among the choices has no remedy, and so none of another category.
+    choose = _for_remade if change.is_remade else _CHOICES.get(category)
+    return _say(choose(change), change) if choose else ""
 
 
 def _for_remade(change: Change) -> str:
@@ -190,7 +183,7 @@ def _for_weak_type(change: Change) -> str:
     if change.holder is None or change.is_users:
         # The user made the array, whoever's function it goes to.
         return "weak type"
-    return "state" if change.of_user else ""
+    return "state" if change.of_user or change.is_public else ""
 
 
 def _for_placement(change: Change) -> str:

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,15 @@ CALLABLE = "another callable"
 
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
+
+_PLURALS = {
+    "shape": "shapes",
+    "dtype": "dtypes",
+    "weak type": "weak types",
+    "sharding or device": "shardings or devices",
+}
+# The name of the argument at the beginning of a path.
+_ROOT = re.compile(r"[^.\[ ]*")
 
 # What is spelled out: differences, as a new model may differ in every array; and parts.
 _MAX_SHOWN = 8
@@ -55,12 +65,51 @@ class Difference(NamedTuple):
         return f"{self.category}: {self.path or self.new}"
 
 
+def causes_of(differences: Iterable[Difference]) -> dict[str, Difference]:
+    """Return what caused a trace, as it is counted over several traces, each with an example.
+
+    Many arrays that differ alike have one cause, such as a batch of another size.
+    """
+    causes: dict[str, Difference] = {}
+    for several in _by_category(differences):
+        if len(several) > _MAX_PARTS:
+            causes[f"{_PLURALS[several[0].category]} of {_arrays(several)}"] = several[0]
+        else:
+            causes |= {each.cause: each for each in several}
+    return causes
+
+
+def _by_category(differences: Iterable[Difference]) -> list[list[Difference]]:
+    """Return differences in groups: those of arrays of one category together, others alone."""
+    groups: dict[Any, list[Difference]] = {}
+    for number, each in enumerate(differences):
+        groups.setdefault(each.category if each.category in OF_ARRAYS else number, []).append(each)
+    return [*groups.values()]
+
+
+def _arrays(several: list[Difference]) -> str:
+    """Return how many arrays differ, and in which arguments: `36 arrays in `model`, `state``."""
+    roots = [*dict.fromkeys(_ROOT.match(each.path)[0] for each in several)]  # type: ignore[index]
+    shown = [f"`{root}`" for root in roots[:_MAX_PARTS]]
+    return f"{len(several)} arrays in {', '.join(shown)}{', ...' * (len(roots) > _MAX_PARTS)}"
+
+
 def listed(differences: Iterable[Difference], with_remedies: bool = False) -> list[str]:
-    """Return a text for each kind of difference, up to a bound; with remedies if asked."""
-    alike: dict[tuple[str, str, str], list[Difference]] = collections.defaultdict(list)
-    for difference in differences:
-        alike[difference.category, difference.old, difference.new].append(difference)
+    """Return one line per kind of difference, at most `_MAX_SHOWN` of them.
+
+    With `with_remedies`, a line is followed by its remedy.
+    """
     lines: list[tuple[str, str]] = []
+    alike: dict[tuple[str, str, str], list[Difference]] = collections.defaultdict(list)
+    for several in _by_category(differences):
+        kinds = {(each.old, each.new) for each in several}
+        if len(kinds) > _MAX_PARTS:
+            first = several[0]
+            line = f"{first.category}: {_arrays(several)}, such as {str(first).partition(': ')[2]}"
+            lines.append((line, first.remedy if with_remedies else ""))
+            continue
+        for each in several:
+            alike[each.category, each.old, each.new].append(each)
     for first, *others in list(alike.values())[:_MAX_SHOWN]:
         line = str(first)
         if others:

@@ -10,10 +10,11 @@ from typing import Any
 from .._compat import is_staging, trace_configuration, weak_lowering
 from .._places import Place, call_site
 from .._text import times
+from .constants import constants_of
 from .description import UNKNOWN, Description, describe_function
 from .differences import differences
 from .events import listeners
-from .log import log_streak, logger, switches
+from .log import log_constants, log_streak, logger, switches
 from .trace import MAX_COMPARED, Trace, TraceList, closest_of, explanation_of
 
 # How many traces of a function are remembered, and how many parts of calls: large trees take
@@ -110,7 +111,7 @@ class History:
             self._n_under_way += not why_not
         if why_not:
             lines = [f"{why_not}, and the call at {site} would be trace {trace.number}."]
-            lines.append(trace.explanation())
+            lines.append(trace.explanation)
             if why_not is self.why_sealed:
                 lines.append("  It is compiled for")
                 lines += dict.fromkeys([f"  - {each.summary}" for each in self.traces])
@@ -152,9 +153,15 @@ class History:
         """
         if jaxpr is not None:
             trace._jaxpr, trace._lowering = weakref.ref(jaxpr), weak_lowering(lowered)
+            # Now, because names are found in the function and its arguments, which may die.
+            trace._constants = constants_of(jaxpr, [*call.function.statics, *call.statics])
+            log_constants(trace.function, trace._constants)
             if listeners:
                 # For a report that is read when JAX has dropped them.
                 _ = trace.program
+        if trace.is_internal and is_staging():
+            # A library's own function, as a part of another program: nobody knows its name.
+            return
         is_of_family = trace._functions is not None
         if trace.number == 1 and not is_of_family:
             return
@@ -163,7 +170,7 @@ class History:
             logger.warning(
                 "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
                 *(trace.function, again, trace.number, trace.call_site, trace.seconds),
-                trace.explanation(),
+                trace.explanation,
             )
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         streak = self._family.streak if is_of_family else self._streak

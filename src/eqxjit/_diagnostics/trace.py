@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .._html import block, table
-from .._places import CallSite, Place
+from .._places import CallSite, Place, is_internal
 from .._text import short
+from .constants import CapturedArray
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, distance, listed, of_functions
 from .size import Memory, Program, memory_in, program_of
@@ -84,6 +85,13 @@ class Trace:
     _jaxpr: Callable[[], Any] = lambda: None
     _lowering: Callable[[], Any] = lambda: None
     _program: Program | None = None
+    # What it closes over.
+    _constants: tuple[CapturedArray, ...] = ()
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether the function is one of a library's that users don't know by its name."""
+        return is_internal(self._place)
 
     # --- The explanation, made when it is read ------------------------------------------------
 
@@ -128,7 +136,7 @@ class Trace:
         """
         jaxpr, lowering = self._jaxpr(), self._lowering()
         if self._program is None and jaxpr is not None:
-            self._program = program_of(jaxpr, lowering)
+            self._program = program_of(jaxpr, lowering, self._constants)
         elif self._program is not None and self._program.memory is None:
             # It may have been compiled since.
             self._program = self._program._replace(memory=memory_in(lowering))
@@ -173,8 +181,9 @@ class Trace:
             f"{self.reason}; {self.seconds}{again}>"
         )
 
+    @property
     def explanation(self) -> str:
-        """Return a line for each difference, with what to do about it, if anything."""
+        """A line for each difference, with what to do about it, if anything."""
         return explanation_of(*self._explanation)
 
 
@@ -215,7 +224,22 @@ def _setting_text(value: Any) -> str:
 
 
 class TraceList(list[Trace]):
-    """The traces of a function: a list, which shows as a table in a notebook."""
+    """The traces of a function: a list, which shows as a table in a terminal and in a notebook."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "Nothing was traced."
+        headings = ("trace", "function", "called at", "seconds", "why")
+        rows = [
+            (str(each.number), each.function, str(each.call_site), f"{each.seconds.total:.3g}")
+            for each in self
+        ]
+        widths = [max(map(len, column)) for column in zip(headings[:4], *rows, strict=True)]
+        lines: list[str] = []
+        for cells, why in zip([headings[:4], *rows], ["why", *map(_why, self)], strict=True):
+            padded = [f"{cell:<{n}}" for cell, n in zip(cells, widths, strict=True)]
+            lines.append("  ".join([*padded, why.replace("\n", " ")]))
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         if not self:
@@ -223,9 +247,14 @@ class TraceList(list[Trace]):
         headings = ("function", "trace", "why", "called at", "seconds", "arguments", "memory")
         rows: list[tuple[Any, ...]] = []
         for trace in self:
-            why = trace.explanation() or "first trace"
+            why = trace.explanation or "first trace"
             if trace.recompiled:
                 why += f"\ncompiled again:\n{explanation_of(trace.recompiled)}"
             what = trace.function, trace.number, why, trace.call_site
             rows.append((*what, f"{trace.seconds.total:.3g}", trace.summary, trace.memory or ""))
         return block(table(headings, rows))
+
+
+def _why(trace: Trace) -> str:
+    again = listed(trace.recompiled)
+    return "; ".join([trace.reason, *([f"compiled again: {'; '.join(again)}"] if again else [])])
