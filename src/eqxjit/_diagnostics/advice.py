@@ -55,8 +55,8 @@ REMEDIES = {
     # A different array.
     "sharding or device": "Place it alike in all calls, by `jax.device_put` or `eqx.filter_shard`",
     "size": "If its size varies, pad it to a few sizes",
-    "state": "A weak type comes from a Python number: give each array a dtype once, before the loop: "
-    "`{root} = jax.tree.map(lambda a: a.astype(a.dtype), {root})`",
+    "state": "A weak type comes from a Python number: give each array a dtype once, before the "
+    "loop: `{root} = jax.tree.map(lambda a: a.astype(a.dtype), {root})`",
     "weak type": "A weak type comes from a Python number: give it a dtype when it is made, as in "
     "`jnp.asarray(..., dtype=jnp.{dtype})`",
 }
