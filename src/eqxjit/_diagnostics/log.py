@@ -12,7 +12,7 @@ from .differences import Difference, causes_of, with_remedies_once
 from .trace import Trace
 
 _SILENCE = (
-    '\n(To silence these messages of eqxjit: `logging.getLogger("eqxjit").setLevel("ERROR")`. '
+    ' (To silence these messages of eqxjit: `logging.getLogger("eqxjit").setLevel("ERROR")`. '
     "This hint is logged once.)"
 )
 
