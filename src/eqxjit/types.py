@@ -12,10 +12,10 @@ from ._core.wrapper import JitFunction as JitFunction
 from ._deploy.freeze import FrozenFunction as FrozenFunction
 from ._diagnostics.constants import CapturedArray as CapturedArray
 from ._diagnostics.differences import Difference as Difference
+from ._diagnostics.record import Seconds as Seconds
 from ._diagnostics.size import MadeArray as MadeArray
 from ._diagnostics.size import Memory as Memory
 from ._diagnostics.size import Program as Program
-from ._diagnostics.trace import Seconds as Seconds
 from ._diagnostics.trace import Trace as Trace
 from ._diagnostics.trace import TraceList as TraceList
 from ._places import CallSite as CallSite

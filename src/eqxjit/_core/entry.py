@@ -1,179 +1,77 @@
-"""One structure of a function's calls: its jitted form, and what its traces returned."""
+"""One structure of a function's calls: its jitted form, and what its programs return."""
 
-import dataclasses
-import functools
-import itertools
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
-from .._compat import native
-from .._diagnostics import events
-from .._diagnostics.description import ArrayPart, Description, describe
-from .._diagnostics.trace import Trace
 from .._spec.static_key import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
-
-# C reads the flags of a program where they lie.
-_Flags: type = object if native is None else native.Flags
-_numbers = itertools.count()
-
-
-@dataclasses.dataclass(eq=False)
-class Call:
-    """One call of a wrapper, taken apart.
-
-    - `args`, `kwargs`: the arguments, bound to the function's parameters.
-    - `spec`, `arrays`, `statics`: those of `(args, kwargs)`, as `split` returns them.
-    - `is_staged`: whether it is lowered rather than run.
-    - `traces`: those that JAX has made in it.
-    - `is_recompiled`: whether JAX has compiled a program again in it, without a trace.
-    """
-
-    # A `Function` of `table.py`: it is without its arrays.
-    function: Any
-    fun_arrays: tuple[Any, ...]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    spec: Spec
-    arrays: list[Any]
-    statics: list[Any]
-    is_staged: bool = False
-    traces: list[Trace] = dataclasses.field(default_factory=list)
-    is_recompiled: bool = False
-    entry: "Entry" = dataclasses.field(init=False)
-
-    @functools.cached_property
-    def description(self) -> Description:
-        """The parts of the arguments by their paths, as of before the function changed any."""
-        return describe(self)
-
-    def end_traces(self) -> Trace | None:
-        """Return the last trace that was made in this call; None if none was."""
-        traces, self.traces = self.traces, []
-        if not traces:
-            return None
-        events.finish(self.entry)
-        if traces[-1]._is_made:
-            self.entry.latest_trace = traces[-1]
-        return traces[-1]
-
-    @property
-    def array_paths(self) -> tuple[str, ...] | None:
-        """The path of each array; None if the call can't be described."""
-        paths = [row.path for row in self.description if isinstance(row.part, ArrayPart)]
-        if self.function.keeps_arrays:
-            # They are no part of the description, because they are always the same.
-            paths += ["fun"] * len(self.fun_arrays)
-        return tuple(paths) if len(paths) == len(self.flat) else None
-
-    @property
-    def flat(self) -> list[Any]:
-        """All arrays, those of the arguments first."""
-        return [*self.arrays, *self.fun_arrays]
-
-    @property
-    def all_statics(self) -> list[Any]:
-        """The function's static objects, then those of the arguments: what slots number."""
-        return [*self.function.statics, *self.statics]
-
-
-class Out(NamedTuple):
-    """The output of a trace, without its arrays.
-
-    - `spec`: as of `split`.
-    - `statics`: its static objects, None for each that came in.
-    - `slots`: for each, the number of the static object that came in; -1 for one of the trace.
-    """
-
-    spec: Spec
-    statics: tuple[Any, ...]
-    slots: tuple[int, ...]
-
-    def is_as(self, other: "Out") -> bool:
-        """Return whether the other may stand for it."""
-        if self.slots != other.slots or self.spec != other.spec:
-            return False
-        pairs = zip(self.statics, other.statics, strict=True)
-        # Equal constants serve, because specs tell them apart by their types.
-        return all(a is b or type(a) in CONSTANTS for a, b in pairs)
-
-
-class Program(_Flags):
-    """What one trace has made.
-
-    The traced function returns it to JAX as the key of its arrays, so each output comes with the
-    program that made it. JAX keeps it as long as that program. It holds nothing of the user's.
-
-    - `number`: of its `Out` in the entry.
-    - `unread`: whether it isn't known yet if the program can raise.
-    - `must_wait`: whether calls wait, because the program can raise.
-    """
-
-    __slots__ = ("__weakref__",) if native else ("__weakref__", "must_wait", "number", "unread")
-
-    def __repr__(self) -> str:
-        # It goes into the program's text, which JAX caches.
-        return "program"
-
-
-#: What a traced function returns to JAX.
-Output = dict[Program, list[Any]]
+from .program import Out, Output, Program
 
 
 class Entry:
     """One structure of a function's calls.
 
+    - `spec`: the spec of the arguments.
+    - `name`: the name of the function.
     - `jitted`: `jax.jit` of a function of flat arrays.
-    - `n_arrays`: how many arrays there are; `n_fun`: the last are those of the function.
-    - `out`: what its first trace returned.
-    - `outs`: what each program returns, by its number, as long as JAX keeps the program.
-    - `why_dropped`: why it was dropped, if there is a reason; its traces share the list.
+    - `n_arrays`: how many arrays that function takes.
+    - `n_fun`: how many of them belong to the function. They come last.
+    - `block`: whether each call waits for its program, as the user asked by `block=True`.
+    - `out`: what the first program returned besides arrays.
+    - `outs`: what each program returns besides arrays, by the program's number, together with the
+        weak reference that removes it when JAX drops the program.
+    - `why_dropped`: why the table dropped the entry, if there is a reason. The traces of the entry
+        share this list.
+    - `watches`: weak references to static objects. They tell the table when an object dies.
+    - `n_hits`: how many calls of the slow path ran a program that was there.
+    - `last_used`: the time of the latest use on the table's clock.
     """
 
+    jitted: Any
+    out: Out
+
     def __init__(self, spec: Spec, function: Any, n_fun: int):
-        options = function.options
         self.spec = spec
-        self.name = function.signature.name
+        self.name: str = function.signature.name
         self.n_fun = n_fun
         self.n_arrays = count_arrays(spec) + n_fun
-        self.out: Out
-        #: Each with the weak reference that removes it.
+        self.block: bool = function.options.block
+        self.hides_donation_warning = function.options.donate in ("all", "all-except-first")
         self.outs: dict[int, tuple[Out, Any]] = {}
-        self.block = options.block
-        self.hides_donation_warning = options.donate in ("all", "all-except-first")
         self.why_dropped: list[str] = []
-        #: Weak references to static objects, which tell the table when those die.
         self.watches: list[weakref.ref[Any]] = []
-        #: The greater, the later.
+        self.n_hits = 0
         self.last_used = 0
-        #: The latest trace, which may be compiled in a later call.
-        self.latest_trace: Trace | None = None
 
-    def describe(self, out: Any, statics: list[Any]) -> Output:
-        """Return the arrays of what the user's function returned for these; remember the rest."""
-        spec, arrays, found = split(out, is_input=False)
+    def split_output(self, output: Any, came_in: list[Any]) -> Output:
+        """Return a new program with the arrays of an output, and remember the rest of the output.
+
+        `came_in` are all static objects of the call.
+        """
+        spec, arrays, statics = split(output, is_input=False)
         places: dict[int, list[int]] = {}
-        for place, value in enumerate(statics):
+        for place, value in enumerate(came_in):
             if type(value) not in CONSTANTS:
                 places.setdefault(id(value), []).append(place)
         slots = []
-        for value in found:
-            # In another call equal objects may be in the places of one: each goes where it was, as
-            # in a model that is passed and returned.
+        for value in statics:
+            # One object may have come in at several places, where another call has several equal
+            # ones. Each goes back to its own place, as in a model that is passed and returned.
             here = places.get(id(value), [-1])
             slots.append(here.pop(0) if len(here) > 1 else here[0])
-        new_ones = [v if slot < 0 else None for v, slot in zip(found, slots, strict=True)]
-        new = Out(spec, tuple(new_ones), tuple(slots))
-        # A program without an output could not be waited for.
-        arrays = arrays or [jnp.zeros((), bool)]
-        # Without a lock, because comparing specs may run a user's `==`; another thread may be
+        made_here = [v if slot < 0 else None for v, slot in zip(statics, slots, strict=True)]
+        out = Out(spec, tuple(made_here), tuple(slots))
+        # Without a lock, because comparing specs may run a user's `==`. Another thread may be
         # first.
-        first = self.__dict__.setdefault("out", new)
-        program = Program()
-        program.number, program.unread, program.must_wait = next(_numbers), True, self.block
+        first = self.__dict__.setdefault("out", out)
+        program = Program(self.block)
+        self._remember(program, first if out.is_as(first) else out)
+        # A program without an output could not be waited for.
+        return {program: arrays or [jnp.zeros((), bool)]}
+
+    def _remember(self, program: Program, out: Out) -> None:
         outs, number = self.outs, program.number
-        ref = weakref.ref(program, lambda _: outs.pop(number, None))
-        outs[number] = (first if new.is_as(first) else new), ref
-        return {program: arrays}
+        # The callback refers to the dict and not to the entry, which would keep itself alive.
+        outs[number] = out, weakref.ref(program, lambda _: outs.pop(number, None))

@@ -23,7 +23,9 @@ import numpy as np
 from jax.custom_batching import sequential_vmap
 from jax.export import Exported, default_export_platform, deserialize, export
 
-from .._core.slow import CallHandler
+from .._core.ahead import stage
+from .._core.handler import CallHandler
+from .._core.slow import combine_output
 from .._diagnostics.description import Description, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
@@ -75,7 +77,7 @@ def _export(jitted: Any) -> Any:
 def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     signature = handler.function.signature
     try:
-        call, exported, _ = handler.stage(_export, args, kwargs)
+        call, exported = stage(handler, _export, args, kwargs)
     except NotImplementedError as error:
         # Unless it is the function's own.
         if "host_callbacks" in str(error):
@@ -93,7 +95,8 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
     for name, argument in signature.named(*inputs):
         # For the error, which names the argument.
         to_json(argument, name)
-    output = handler.combine(call.entry.out, [PLACEHOLDER] * len(exported.out_avals), call)
+    placeholders = [PLACEHOLDER] * len(exported.out_avals)
+    output = combine_output(call, call.entry.out, placeholders)
     program = bytes(exported.serialize())
     arrays = [np.asarray(array).tobytes() for array in handler.fun_arrays]
     parameters = [

@@ -18,8 +18,9 @@ import jax
 from .._diagnostics.constants import MANY_BYTES
 from .._diagnostics.differences import causes_of
 from .._diagnostics.events import listeners
+from .._diagnostics.record import COMPILING, Seconds
 from .._diagnostics.size import Program
-from .._diagnostics.trace import COMPILING, Seconds, TraceList
+from .._diagnostics.trace import Trace, TraceList
 from .._html import block, paragraph, table
 from .._places import CallSite
 from .._text import bytes_text, times
@@ -331,7 +332,8 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
     def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
         when, thread = time.perf_counter() - begun - seconds, threading.current_thread().name
         line, operation, functions = caller_of(function) if record is None else Caller(None)
-        span = ReportSpan(function, phase, when, seconds, thread, from_cache, record, line)
+        trace = None if record is None else Trace(record)
+        span = ReportSpan(function, phase, when, seconds, thread, from_cache, trace, line)
         span = dataclasses.replace(span, operation=operation, _functions=functions)
         report._events.append((threading.get_ident(), span))
 
