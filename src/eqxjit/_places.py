@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -145,6 +146,16 @@ def call_site() -> CallSite:
     return found or CallSite("<unknown>", 0)
 
 
+def is_within_pmap() -> bool:
+    """Return whether `jax.pmap` makes the call under way, maybe for `equinox.filter_pmap`."""
+    with warnings.catch_warnings():
+        # Releases of JAX may warn of its end.
+        warnings.simplefilter("ignore")
+        # What it returns is called by one code object, unless that is written in C++.
+        code = getattr(jax.pmap(abs), "__code__", None)
+    return any(frame.f_code is code for frame, _ in traceback.walk_stack(sys._getframe(1)))
+
+
 def location(filename: str, line: int) -> str:
     """Return what to call a line: `src/train.py:31`, `/elsewhere/a.py:1`, `Cell In[11], line 3`."""
     # Not imported here, because without IPython there is no cell.
@@ -246,7 +257,7 @@ def _is_in(module: types.ModuleType, filename: str) -> bool:
 
 def is_internal(place: Place) -> bool:
     """Return whether a function is a library's, and not one that users call by its name."""
-    return not (place.is_users or is_public(place))
+    return not (place.is_users or place.module or is_public(place))
 
 
 def is_public(place: Place) -> bool:

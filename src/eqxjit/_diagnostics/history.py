@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._compat import is_staging, trace_configuration, weak_lowering
-from .._places import Place, call_site
+from .._places import Place, call_site, is_within_pmap
 from .._text import times
 from . import events
 from .constants import constants_of
@@ -186,6 +186,10 @@ class History:
             return
         lines = [f"{why_not}, and the call at {record.call_site} would be trace {number}."]
         lines.append(explanation_of(*record.explanation))
+        if is_within_pmap():
+            lines.append(
+                "  `jax.pmap` and `equinox.filter_pmap` trace a function twice: allow twice as many."
+            )
         if why_not is self.why_sealed:
             lines.append("  It is compiled for")
             lines += dict.fromkeys([f"  - {each.summary}" for each in self.traces])

@@ -36,7 +36,7 @@ class Caller(NamedTuple):
 
 def caller_of(name: str) -> Caller:
     """Return what made JAX compile a function of this name just now."""
-    frames = list[types.FrameType]()
+    frames, outer = list[types.FrameType](), list[types.FrameType]()
     frame: types.FrameType | None = sys._getframe(1)
     line = innermost_line(frame)
     while frame is not None and not is_users(frame.f_code.co_filename):
@@ -44,14 +44,15 @@ def caller_of(name: str) -> Caller:
         frame = frame.f_back
     # The outermost function that is jitted below the user's line decides: what is jitted within it
     # is a part of it. JAX jits its own operations, also those that aren't public.
-    jitted = [fun for each in frames if (fun := jitted_in(each)) is not None]
-    if line is None or not jitted or not _is_jaxs_own(jitted[-1]):
+    while frames and jitted_in(frames[-1]) is None:
+        outer.append(frames.pop())
+    fun = jitted_in(frames[-1]) if frames else None
+    if line is None or not _is_jaxs_own(fun):
         return Caller(line)
     # From the user's line inwards.
-    names = [_name_of(each.f_code) for each in reversed(frames)]
-    code = code_of(jitted[-1])
-    operation = next(filter(None, [*names, code and _name_of(code)]), name)
-    passed = [v for each in frames for v in each.f_locals.values() if type(v) is types.FunctionType]
+    codes = [*[each.f_code for each in outer], fun.__code__]
+    operation = next(filter(None, map(_name_of, codes)), name)
+    passed = [v for each in outer for v in each.f_locals.values() if type(v) is types.FunctionType]
     functions = [
         (fun.__code__, _numbers.setdefault(fun, next(_count)))
         for fun in passed
