@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import eqxjit
+from eqxjit._reports import operations
 from tests.support.places import make_site_packages, shown
 from tests.support.sides import CALLS
 
@@ -236,9 +237,9 @@ def test_an_eager_operation_with_a_new_function_each_time(fun):
     line = f"{shown(__file__)}:{fun.__code__.co_firstlineno + 1}"
     assert row.function.endswith(f" at {line}")
     assert row.traces >= 12
-    operations, functions = report.notes
-    assert "operations outside of any jit" in operations
-    assert f"by {line} (`{fun.__name__}`)" in operations
+    of_operations, functions = report.notes
+    assert "operations outside of any jit" in of_operations
+    assert f"by {line} (`{fun.__name__}`)" in of_operations
     assert functions.startswith(f"`{EAGER[fun]}` at {line} is compiled for each call, because each")
 
 
@@ -273,6 +274,15 @@ def test_operations_have_the_names_that_users_know():
         for name in names
     )
     assert all(span.operation for span in report.spans)
+
+
+def test_a_release_of_jax_that_does_not_tell_what_it_jits(monkeypatch):
+    """Operations have rows by JAX's names then, and no note."""
+    monkeypatch.setattr(operations, "jitted_in", lambda frame: None)
+    with eqxjit.compile_report() as report:
+        jnp.cumsum(jnp.arange(19.0))
+    assert "cumsum" in rows(report)
+    assert report.notes == []
 
 
 def test_a_function_of_the_users_is_no_operation():
@@ -324,6 +334,19 @@ def test_threads_add_up_and_have_a_wall_time(capsys):
         functions[0](jnp.ones(2))
     assert report.wall_seconds == pytest.approx(report.total_seconds)
     assert "thread" not in capsys.readouterr().out.splitlines()[0]
+
+
+def test_max_traces_says_that_pmap_traces_twice():
+    f = eqxjit.filter_jit(lambda x: x * 2, max_traces=1)
+    with pytest.raises(eqxjit.TooManyTracesError) as raised:
+        eqx.filter_pmap(f)(jnp.ones((1, 3)))
+    if hasattr(jax.pmap(abs), "__code__"):
+        assert "`equinox.filter_pmap` trace twice: allow twice as many" in str(raised.value)
+    f = eqxjit.filter_jit(lambda x, n: x * n, max_traces=1)
+    f(X, 1)
+    with pytest.raises(eqxjit.TooManyTracesError) as raised:
+        f(X, 2)
+    assert "pmap" not in str(raised.value)
 
 
 def test_a_report_that_is_not_printed(capsys):

@@ -151,12 +151,14 @@ def distance(old: Description, new: Description) -> int:
     return len(_all_changes(old, new))
 
 
-def _changes(old: Description, new: Description, place: Place) -> list[Change]:
+def _changes(old: Description, new: Description, place: Place | None) -> list[Change]:
     """Return the parts that differ. A node that was replaced stands for all parts in it."""
     changes: list[Change] = []
     another: set[str] = set()
+    of_user = place is None or place.is_users
+    of_public = place is not None and is_public(place)
     for row, was, is_now in _all_changes(old, new):
-        change = Change(row, was, is_now, place.is_users, is_public(place))
+        change = Change(row, was, is_now, of_user, of_public)
         if another.isdisjoint([each.path for each in row.around]):
             changes.append(change)
             if not change.is_alike:
@@ -181,8 +183,11 @@ def _category(change: Change) -> str:
     return "shape" if old.shape != new.shape else "dtype"
 
 
-def differences(old: Description, new: Description, place: Place) -> list[Difference]:
-    """Return how the description of a call differs from an older one of the same function."""
+def differences(old: Description, new: Description, place: Place | None = None) -> list[Difference]:
+    """Return how a description differs from an older one.
+
+    `place` is where the called function is defined. Without it, both describe trees of the user's.
+    """
     groups: dict[str, tuple[Row, list[Change]]] = {}
     for change in _changes(old, new, place):
         row = _told_with(change)

@@ -187,9 +187,7 @@ class History:
         lines = [f"{why_not}, and the call at {record.call_site} would be trace {number}."]
         lines.append(explanation_of(*record.explanation))
         if is_within_pmap():
-            lines.append(
-                "  `jax.pmap` and `equinox.filter_pmap` trace a function twice: allow twice as many."
-            )
+            lines.append("  `jax.pmap` and `equinox.filter_pmap` trace twice: allow twice as many.")
         if why_not is self.why_sealed:
             lines.append("  It is compiled for")
             lines += dict.fromkeys([f"  - {each.summary}" for each in self.traces])

@@ -11,10 +11,7 @@ from .constants import CapturedArray, note_on
 from .differences import Difference, causes_of, with_remedies_once
 from .trace import Trace
 
-_SILENCE = (
-    ' (To silence these messages of eqxjit: `logging.getLogger("eqxjit").setLevel("ERROR")`. '
-    "This hint is logged once.)"
-)
+_SILENCE = '\n(`logging.getLogger("eqxjit").setLevel("ERROR")` silences these messages; said once.)'
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
@@ -93,10 +90,10 @@ def explain_retraces(on: bool = True) -> Explaining:
         >>> logging.getLogger("eqxjit").addHandler(handler)
         >>> with eqxjit.explain_retraces():
         ...     _ = f(jnp.ones(2), 3), f(jnp.ones(2), 4)
-        `<lambda>` was traced again (trace 2) for the call at ...:2, in ... s (tracing ...).
+        eqxjit: `<lambda>` was traced again (trace 2) for the call at ...:2, in ... s (tracing ...).
           Compared with trace 1:
           - static value changed: `n` was 3, is 4
-            If it varies, pass `jnp.asarray(n, dtype=jnp.int32)`, unless a shape or control flow ...
+            If it varies, pass `np.int32(n)`, which is traced, or an array made once, unless ...
         >>> logging.getLogger("eqxjit").removeHandler(handler)
 
         ```
