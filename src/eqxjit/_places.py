@@ -1,4 +1,4 @@
-"""Whose a line is: files of libraries, places of functions, call sites, and trimmed tracebacks."""
+"""Tells user code from library code, finds call sites and places, and trims tracebacks."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ import jax
 from ._compat import exclude_from_locations, exclude_from_tracebacks
 from ._text import comes_from_signal_handler
 
-#: Where generated files seem to be: in a folder, as those of a package are.
+#: The folder that the names of generated files begin with, as if they were in a package.
 GENERATED_FOLDER = "<eqxjit>"
 
 
@@ -34,20 +34,21 @@ for _path in OUR_FILES:
 
 _JAX_FILES = _folder_of(jax.__file__)
 
-# The same of eqxjit, JAX, Equinox, the standard library, and source that was generated.
+# How the paths of libraries' files begin: ours, JAX's, Equinox's, the standard library's, and
+# source that was generated.
 _LIBRARY_FILES = (
     *(*OUR_FILES, _JAX_FILES, _folder_of(eqx.__file__), _folder_of(os.__file__)),
     *("<frozen ", "<@beartype", "<attrs generated", "<decorator-gen", "<__array_function__"),
 )
 
-# Into which pip and distributions of Linux install packages.
+# The folders into which pip and distributions of Linux install packages.
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 
 @functools.lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
     """Return whether a file is the user's: neither installed nor of the standard library."""
-    # What is imported has a whole path. The rest is a session, say, or what the user compiled.
+    # An imported file has an absolute path. Other names stand for a session, say.
     is_installed = os.path.isabs(filename) and _INSTALLED.search(filename)
     return not (is_installed or filename.startswith(_LIBRARY_FILES))
 
@@ -172,7 +173,7 @@ def location(filename: str, line: int) -> str:
 
 
 def wrapped_by(value: Any) -> Iterator[Any]:
-    """Yield a callable and what it wraps, outside in."""
+    """Yield a callable and what it wraps, outermost first."""
     # Not `inspect.unwrap`, which stops at a partial; wrappers that form a circle have an end here.
     for _ in range(100):
         yield value
@@ -285,7 +286,10 @@ def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:
 
 
 def transformation_of(fun: types.FunctionType) -> str:
-    """Return the name of JAX's transformation that a function is; empty for another function."""
+    """Return the name of the JAX transformation (`vmap`, `grad`, ...) that returned this function.
+
+    Empty for any other function.
+    """
     for code in _codes_in(fun) if "__wrapped__" in vars(fun) else ():
         name, _, rest = code.co_qualname.partition(".")
         if rest and hasattr(jax, name) and code.co_filename.startswith(_JAX_FILES):

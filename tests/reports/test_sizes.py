@@ -356,10 +356,10 @@ def test_many_medium_arrays_are_summed_by_line():
     [row] = [row for row in report.rows if row.function.endswith("gradient")]
     first = row.program.largest_arrays[0]
     assert (first.type, first.line) == ("float32[2048,64]", line_of(Residual.__call__, 2))
-    assert first.count >= 20
-    assert first.bytes == first.count * 2048 * 64 * 4
+    assert first.number >= 20
+    assert first.bytes == first.number * 2048 * 64 * 4
     [note] = [note for note in row.notes if "of temporaries" in note]
-    assert f"{first.line} makes {first.count} x float32[2048,64], " in note
+    assert f"{first.line} makes {first.number} x float32[2048,64], " in note
 
 
 class Residual(eqx.Module):

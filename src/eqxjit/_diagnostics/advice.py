@@ -1,4 +1,4 @@
-"""Says what to do about a difference: every remedy is here, and `test_advice.py` follows each."""
+"""Says what to do about a difference. Every remedy is here, and `test_advice.py` follows each."""
 
 import itertools
 from collections.abc import Callable
@@ -90,7 +90,7 @@ class Change(NamedTuple):
 
     @property
     def is_alike(self) -> bool:
-        """True for leaves of one code, or one class, which what they hold may tell apart."""
+        """True for leaves of one code or class. What they hold may still differ."""
         old, new = self.old, self.new
         if not (isinstance(old, Part) and isinstance(new, Part)) or old.is_node or new.is_node:
             return False
@@ -98,12 +98,12 @@ class Change(NamedTuple):
 
     @property
     def is_remade(self) -> bool:
-        """True for objects of one code, or one class, that equal themselves alone."""
+        """True for different objects of one code or class that compare by identity."""
         return self.is_alike and self.new.equals_itself_alone
 
     @property
     def owner(self) -> Row | None:
-        """The outermost object of a library's class that holds it: the user made that."""
+        """The outermost object of a library's class that holds the part. The user created it."""
         rows = [row for row in self.row.around if row.part.nature != "container"]
         made = [*itertools.takewhile(lambda row: not row.part.is_users, rows)]
         return made[-1] if made else None
@@ -118,7 +118,7 @@ def for_change(change: Change, category: str) -> str:
 
 def _for_remade(change: Change) -> str:
     new: Part = change.new
-    # A library's in a library's function: only its author could change another one.
+    # Only the author of a library could change how it calls its own functions.
     if not (change.of_user or new.is_users):
         return ""
     if new.nature == "function" and not change.row.name:
@@ -126,7 +126,7 @@ def _for_remade(change: Change) -> str:
     if new.nature == "function" and new.is_users and _captures_apart(change):
         return "closure"
     if not new.is_users and new.nature != "iterator":
-        # A class may say anything of its module.
+        # `str`, because `__module__` of a class may be any object.
         return "optimizer" if str(new.module).startswith("optax.") else "made by a library"
     if new.nature == "transformed":
         return "transformed" if hasattr(eqx, f"filter_{new.kind}") else "function"
@@ -242,10 +242,10 @@ def _dtype(old: Any, new: Any) -> str:
     """Return the dtype for a number that varies, or that is where an array was; or nothing."""
     if old is None or new is None or new.nature != "number":
         return ""
-    # With a dtype, because without one the array would be of weak type, unlike most others.
+    # Not without a dtype, because the array would then be of weak type, unlike most arrays.
     if old.nature == "number":
         return jnp.result_type(NUMBERS[old.kind], NUMBERS[new.kind]).name
-    # A key of random numbers has a dtype that only JAX has.
+    # NumPy doesn't know the dtype of random keys.
     if isinstance(old, ArrayPart) and not old.dtype.startswith("key"):
         return jnp.result_type(jnp.dtype(old.dtype), NUMBERS[new.kind]).name
     return ""

@@ -1,4 +1,4 @@
-"""Describes what a call was traced for: each part of its arguments by its path, from its spec."""
+"""Describes the arguments of a call: each part of them by its path."""
 
 import functools
 import inspect
@@ -30,26 +30,27 @@ from .._spec.static_key import CONSTANTS, IdentityRef, Static, referents, static
 from .._spec.tree import ARRAY, NODE, is_array, read_node, split
 from .._text import counted, short
 
-# Larger trees aren't described.
+# Trees with more parts aren't described.
 _MAX_PARTS = 50_000
 
-# Longer texts are cut where they are shown, and those of objects where they are made.
+# A text is cut to `LONG_TEXT` characters where it is shown. The text of an object is cut to
+# `_MAX_TEXT` characters when it is made.
 LONG_TEXT = 40
 _MAX_TEXT = 1_000
-# Larger numbers fit no dtype of 32 bits.
+# Numbers from here on fit no dtype of 32 bits.
 _MAX_NUMBER = 2**31
 
-# What a callable holds is described so deep, but for containers of more entries.
+# What a callable holds is described to this depth. Containers of more entries are left out.
 _MAX_DEPTH = 4
 _MAX_ENTRIES = 100
 
-#: Python's types of numbers by their names, without that of truth values.
+#: Python's types of numbers by their names. `bool` isn't one of them.
 NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
 
-# They give other numbers each time, as what has a `__next__` does.
+# Each use of these gives other numbers, as each use of an iterator does.
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 
-# Besides tuples and lists.
+# Containers besides tuples and lists.
 _CONTAINERS = (dict, eqx.Partial, jax.tree_util.Partial)
 
 _WRAPPED = re.compile(r"^(?:\._fun\w*)+")
@@ -67,7 +68,7 @@ class ArrayPart(NamedTuple):
     shape: tuple[Any, ...]
     dtype: str
     weak_type: bool
-    # Empty where JAX may choose.
+    # The device or mesh; empty if JAX may choose.
     placement: str
 
     nature = kind = "traced array"
@@ -98,19 +99,20 @@ class Capture(NamedTuple):
 class Part(NamedTuple):
     """A static value, or a node without its children; `kind` is the name of its type.
 
-    `key` is equal, if all else is, to that of another exactly if one may stand for the other.
+    Two parts whose other fields are equal have equal `key`s exactly if one value may stand for the
+    other.
     """
 
     text: str
     kind: str
-    # Of a constant "number" or "label"; of a node "container", "object" (a dataclass into which
-    # JAX doesn't look) or nothing; of an array in a static field "array"; of what equals itself
-    # alone as of `_REMADE`.
+    # What remedies ask for: "number" or "label" for a constant; "container", "object" (a dataclass
+    # that is a leaf to JAX) or "" for a node; "array" for an array in a static field; one of
+    # `_REMADE` for an object that compares by identity.
     nature: str = ""
     key: Hashable = None
-    # Of a function, or of the class of anything else.
+    # The module that defines the function or, for any other value, its class.
     module: str = ""
-    # Where a callable's code is.
+    # Where the code of a callable is.
     made_at: CallSite | None = None
     is_node: bool = False
     # The arrays that a function closes over.
@@ -122,14 +124,14 @@ class Part(NamedTuple):
 
     @property
     def is_opaque(self) -> bool:
-        """True for what holds something into which JAX doesn't look."""
+        """True for an object whose contents are a leaf to JAX."""
         return self.nature not in ("", "container")
 
     @property
     def is_users(self) -> bool:
         """True if the user wrote the code of a callable, or the class of anything else."""
         if self.nature in ("partial", "transformed"):
-            # Of anybody's function.
+            # The library made the wrapper, and the user chose the function in it.
             return True
         site = self.made_at
         return is_users(site.filename) if site else is_users_module(self.module)
@@ -145,10 +147,10 @@ _REMADE = ("function", "instance", "iterator", "method", "partial", "transformed
 
 
 class Row(NamedTuple):
-    """A part of a call, its path, and the rows of the nodes that hold it, inside out."""
+    """A part of a call, its path, and the rows of the nodes that hold it, innermost first."""
 
     path: str
-    # Of either class, which its reader narrows.
+    # A `Part` or an `ArrayPart`.
     part: Any
     around: "tuple[Row, ...]" = ()
 
@@ -159,14 +161,14 @@ class Row(NamedTuple):
 
 
 class Description(tuple[Row, ...]):
-    """The parts of a call, outside in."""
+    """The parts of a call. A node comes before what it holds."""
 
     def __str__(self) -> str:
         """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`."""
         if self is UNKNOWN:
             return "..."
         texts: list[str] = []
-        # What is in an argument comes between it and the next one.
+        # The contents of an argument come between it and the next argument.
         starts = [index for index, row in enumerate(self) if not row.around]
         for start, stop in itertools.pairwise([*starts, len(self)]):
             path, part = self[start][:2]
@@ -181,7 +183,7 @@ class Description(tuple[Row, ...]):
 #: The classes of what `filter_jit` returns.
 WRAPPERS: set[type] = set()
 
-#: Of a call that defies description. (That of a call without arguments is empty.)
+#: The description of a call that can't be described. (A call without arguments has an empty one.)
 UNKNOWN = Description([Row("...", Part("unknown", ""))])
 
 
@@ -191,7 +193,7 @@ def describe(call: Any, like: Description = UNKNOWN) -> Description:
     `like` is the description of another call with the same entry. It may differ in arrays alone.
     """
     function = call.function
-    # Those of a frozen function are always the same.
+    # The arrays of a frozen function are always the same.
     fun_arrays = () if function.keeps_arrays else call.fun_arrays
     if like is not UNKNOWN:
         described = _with_arrays(like, [*call.arrays, *fun_arrays])
@@ -207,7 +209,7 @@ def describe(call: Any, like: Description = UNKNOWN) -> Description:
 
 
 def _with_arrays(rows: Description, arrays: list[Any]) -> Description | None:
-    """Return a description of the same entry, but with these arrays; None if they are others."""
+    """Return the description of an entry with these arrays; None if their number differs."""
     described = [*rows]
     places = [i for i, row in enumerate(rows) if type(row.part) is ArrayPart]
     if len(places) != len(arrays):
@@ -222,7 +224,7 @@ def _with_arrays(rows: Description, arrays: list[Any]) -> Description | None:
 def describe_function(call: Any) -> Description:
     """Describe the function of a call, with what a partial, a method or an instance holds."""
     function = call.function
-    # One that holds arrays for good is of its own.
+    # A frozen function belongs to no family.
     if function.keeps_arrays:
         return UNKNOWN
     return describe_trees([("", function.spec, function.combine(call.fun_arrays))], _MAX_DEPTH)
@@ -231,11 +233,11 @@ def describe_function(call: Any) -> Description:
 def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Description:
     """Describe trees, each from its name, its spec and itself.
 
-    Of what an object that equals itself alone holds constants are described, and all else up to a
-    depth.
+    An object that compares by identity is described with the constants that it holds. What else it
+    holds is described up to a depth.
     """
     rows: list[Row] = []
-    # What is left: of each its path, its spec, itself, and the rows of the nodes that hold it.
+    # What is left to describe: path, spec, value, and the rows of the nodes around it.
     pending: list[Any] = [(*each, ()) for each in reversed(named)]
     while pending:
         path, spec, value, around = pending.pop()
@@ -245,7 +247,7 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
             elif type(value) in CONSTANTS:
                 part, below = _constant(value), []
             elif (below := _children(spec, value)) is not None:
-                # JAX may look into a container of another kind, but not into a plain dataclass.
+                # A plain dataclass is a leaf to JAX, unlike containers that are registered.
                 is_opaque = type(spec) is not tuple and flatten_one_level(value) is None
                 part = _part_of_class(type(value), len(below), is_opaque)
             else:
@@ -268,7 +270,7 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
 
 def _constant(value: Any) -> Part:
     if value is None:
-        # JAX takes it for a node without children.
+        # To JAX, None is a node without children.
         return Part("None", "None", is_node=True)
     name = type(value).__name__
     nature = "number" if name in NUMBERS else "" if name == "bool" else "label"
@@ -286,11 +288,11 @@ def _array(array: Any) -> ArrayPart:
         try:
             aval: Any = jax.typeof(array)
         except (TypeError, ValueError):
-            # NumPy's, of a dtype that JAX refuses.
+            # A NumPy array of a dtype that JAX rejects.
             aval = array
-        # A tracer has no place that it could tell.
+        # A tracer has no placement.
         is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
-    # JAX puts the others where it likes.
+    # JAX may move an array that isn't committed.
     sharding = getattr(array, "sharding", None) if is_put else None
     return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
 
@@ -307,7 +309,7 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
     return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
-# Of each child what follows the path in its own, its spec and itself.
+# For each child: what follows the path of its parent, its spec, and the child.
 _Children = list[tuple[str, Any, Any]]
 
 
@@ -335,7 +337,7 @@ def _children(spec: Any, value: Any) -> _Children | None:
         found = [(f".{name}", getattr(value, name, None)) for name in names]
     else:
         return None
-    # In the key of a dict those of its keys come first.
+    # The key of a dict begins with the keys of its own keys.
     specs = specs if is_node else [*map(Static, specs)][-len(found) :]
     # Not strict, because another thread may have changed a list since it was split.
     pairs = zip(found, specs, strict=False)
@@ -344,13 +346,13 @@ def _children(spec: Any, value: Any) -> _Children | None:
 
 def _children_of_registered(spec: tuple[Any, ...], value: Any) -> _Children:
     names, children, metadata = read_node(value)
-    if isinstance(value, eqx.nn.State):
+    if issubclass(type(value), eqx.nn.State):
         names = [_name_in_state(*each) for each in zip(names, metadata, strict=True)]
     if type(value) in WRAPPERS:
         return [(".__wrapped__", metadata.spec, value.__wrapped__)]
     below = [*zip(names, spec[3:], children, strict=True)]
     if isinstance(value, eqx.Module):
-        # One with fields that its class doesn't have, such as a wrapper's `__doc__`.
+        # A Module may have fields that its class doesn't declare, such as a wrapper's `__doc__`.
         fields = [(f".{name}", v) for name, v in fields_of(value).items()]
         below += [(name, Static(static_key(v)), v) for name, v in fields if name not in names]
     elif metadata is not None and not isinstance(value, dict):
@@ -370,7 +372,7 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> Part:
     name = cls.__name__
     if cls in (tuple, list):
         return Part(f"{name} of {n}", name, "container", is_node=True)
-    # Around anybody's function, or anything.
+    # These wrap a function or values of anybody.
     if cls in WRAPPERS or (issubclass(cls, _CONTAINERS) and not is_opaque):
         return Part(name, name, "container", is_node=True)
     nature = "object" if is_opaque else ""
@@ -378,7 +380,7 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> Part:
 
 
 def _leaf(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, _Children]:
-    """Return the part of a leaf, and what tells it from one that is made alike."""
+    """Return the part of a leaf, and what it holds that tells it from others of its class."""
     kind, nature, code = type(value), _nature(value), code_of(value)
     name, module = kind.__name__, kind.__module__
     if nature == "method":
@@ -391,7 +393,7 @@ def _leaf(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, _Children]:
         f"{name} object" if nature == "instance" else _text(value),
         name,
         nature,
-        # A description outlives the call, and keeps no object of the user's alive.
+        # Weak references, because a description outlives the call and must keep nothing alive.
         (IdentityRef(kind), hash(key), *map(IdentityRef, referents(key))),
         module or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
@@ -401,7 +403,7 @@ def _leaf(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, _Children]:
     below: _Children = []
     for name, held in _held_by(value, nature).items():
         is_large = isinstance(held, (tuple, list, dict)) and len(held) > _MAX_ENTRIES
-        # The call's description has no arrays but the call's.
+        # Arrays in it are left out, because the arrays of a description are those of the call.
         if type(held) in CONSTANTS or (is_deep and not is_large):
             below.append((f".{name}", split(held, is_input=False)[0], held))
     return part, below
@@ -456,7 +458,7 @@ def _nature(value: Any) -> str:
         return "iterator"
     if is_array(value):
         return "array"
-    # The latter of a member of an enumeration.
+    # Members of an enumeration define `__hash__` alone.
     is_compared = kind.__eq__ is not object.__eq__ or kind.__hash__ is not object.__hash__
     if is_compared or isinstance(value, type):
         return ""
@@ -473,14 +475,14 @@ def _text(value: Any) -> str:
         return f"jax.{transformation} of {_text(inspect.unwrap(value))}"
     if isinstance(value, functools.partial):
         return f"partial of {_text(value.func)}"
-    # The text of `float32` by itself is that of an array of that dtype.
+    # `float32` alone would read as the type of an array.
     if isinstance(value, type):
         return f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
-    # What `jax.jit` and the like make has a name, too.
+    # What `jax.jit` and the like return has a name, too.
     name = getattr(value, "__qualname__", "") if callable(value) else ""
     if name:
         return f"`{name}`".replace(".<locals>", "") if "<" in name else name
     if kind.__repr__ is object.__repr__ or isinstance(value, eqx.Module):
         return f"{kind.__name__} object"
-    # Where something is in memory tells nothing.
+    # Its address in memory tells nothing.
     return _ADDRESS.sub("", short(value, _MAX_TEXT))

@@ -122,7 +122,7 @@ def listed(differences: Iterable[Difference], with_remedies: bool = False) -> li
 
 
 def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines, each with its remedy on another, unless one before has that."""
+    """Return each line with its remedy below it, unless an earlier line has the same remedy."""
     texts: list[str] = []
     remedies = {""}
     for line, remedy in lines:
@@ -132,11 +132,11 @@ def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _all_changes(old: Description, new: Description) -> list[tuple[Row, Any, Any]]:
-    """Return the parts that differ, outside in: each row, what was there, and what is there now."""
+    """Return each part that differs: its row, what was there, and what is there now."""
     old_parts, new_parts = ({row.path: row.part for row in rows} for rows in (old, new))
     changed = [row for row in new if old_parts.get(row.path) != row.part]
     changed += [row for row in old if row.path not in new_parts]
-    # One object may have changed in place, which no call sees.
+    # An object that compares by identity is the same one. What changed in it retraces nothing.
     alone = {r.path for row in changed for r in row.around if r.part.equals_itself_alone}
     same = {path for path in alone if old_parts.get(path) == new_parts.get(path)}
     return [
@@ -163,7 +163,7 @@ def _changes(old: Description, new: Description, place: Place | None) -> list[Ch
             changes.append(change)
             if not change.is_alike:
                 another.add(row.path)
-    # What an object holds tells more than that it is another one.
+    # What differs in an object tells more than that it is a different object.
     explained = {row.path for c in changes if not c.is_remade for row in c.row.around}
     return [c for c in changes if not (c.is_alike and c.row.path in explained)]
 
@@ -172,7 +172,7 @@ def _category(change: Change) -> str:
     old, new = change.old, change.new
     if not change.row.around and None in (old, new):
         return "argument newly passed or left out"
-    # To JAX a dataclass is a leaf, though its parts are described.
+    # A dataclass is a leaf to JAX, though its parts are described.
     if any(part is None or (part.is_node and not part.is_opaque) for part in (old, new)):
         return "structure changed"
     if isinstance(old, Part):
@@ -203,10 +203,10 @@ def differences(old: Description, new: Description, place: Place | None = None) 
 
 
 def _told_with(change: Change) -> Row:
-    """Return what stands for all changes in it of one cause; that of the change, if there is none.
+    """Return the row that a change is reported under, together with others of the same cause.
 
-    That is the object of a library that holds what was made with it, or the outermost container of
-    values, up to an object of a class.
+    For a recreated object that is the library's object around it, and for a static value the
+    outermost container around it. Otherwise it is the row of the change itself.
     """
     if change.is_remade:
         return change.row if change.new.is_users else change.owner or change.row
@@ -242,10 +242,10 @@ def _of_one(change: Change) -> Iterator[Difference]:
 
 def of_functions(old: Description, new: Description, place: Place) -> list[Difference]:
     """Return how the function under a wrapper differs from the one that was traced before it."""
-    # A line of a library's is no help.
+    # A line in a library is no help.
     where = f" ({place.site})" if place.site and place.is_users else ""
-    category, another = CALLABLE, f"another one of `{place.qualname}`{where}"
-    # The innermost below Equinox's wrappers, or such a wrapper.
+    category, another = CALLABLE, f"a different object of `{place.qualname}`{where}"
+    # What is innermost in Equinox's wrappers, or else such a wrapper.
     part = [row.part for row in new if not row.name][-1]
     by_identity = {
         "partial": f"another {part.text}",
@@ -257,7 +257,7 @@ def of_functions(old: Description, new: Description, place: Place) -> list[Diffe
     elif part.nature == "transformed":
         another = f"another {part.text}{where}"
     elif part.kind == "function" and "<" in place.qualname:
-        # Unlike one at module level, around which a decorator made another one.
+        # A function at module level exists once. Only a decorator makes a new function around it.
         category, another = FUNCTION, f"another function made of the same code{where}"
     return [
         each._replace(category=CALLABLE)

@@ -219,7 +219,7 @@ class History:
 
     def _log(self, call: Any, record: TraceRecord) -> None:
         trace = Trace(record)
-        if trace.is_internal and is_staging():
+        if is_staging() and trace.is_internal:
             # A library's own function, as a part of another program: nobody knows its name.
             return
         is_of_family = record.functions is not None

@@ -1,8 +1,9 @@
 """The size of a program: its equations, the lines and loops that make them, and its large arrays.
 
-Each equation knows the stack on which it was made: code objects, and an instruction of each. Where
-the bytecode of one jumps back around the instruction, it is in a loop. That is unrolled if there
-are equations from one stack in it many times, with others in between, or all alike.
+JAX keeps with each equation the stack on which it was made: code objects, and the offset of an
+instruction in each. If the bytecode of a code object jumps back around that instruction, the
+equation is in a loop. The loop was unrolled if one stack in it made equations many times, with
+equations of other stacks in between, or many equations that are alike.
 """
 
 import dis
@@ -30,9 +31,9 @@ from .._text import bytes_text
 from .constants import MANY_BYTES, CapturedArray, note_on
 from .description import array_text
 
-# Smaller programs have neither lines nor notes.
+# Programs of fewer equations have neither lines nor notes on loops.
 _MANY_EQUATIONS = 200
-# A loop is unrolled if it is passed so often, and makes a quarter of the equations.
+# A loop gets a note if it ran so often and makes a quarter of the equations.
 _MANY_PASSES = 8
 # Arrays of one line and type are listed if they take `MANY_BYTES` in all. Smaller ones than
 # `_FEW_BYTES` aren't counted.
@@ -47,7 +48,7 @@ _SCAN = (
 )
 _DIFFRAX = os.path.join("diffrax", "")
 _INLINED = "inlined"
-# By a part of the path of a library's file: what helps if its loop, or anything of it, is large.
+# What helps against a large loop in a library, by a part of the path of the library's file.
 _IN_LIBRARIES = {
     os.path.join("equinox", "nn", ""): (
         "runs one layer after the other: if they are alike, stack them by `eqx.filter_vmap`, and "
@@ -66,18 +67,18 @@ class MadeArray(NamedTuple):
     - `type`: their dtype and shape, such as `float32[2048,64]`.
     - `bytes`: what all of them take.
     - `line`: the user's line that makes them.
-    - `count`: their number.
+    - `number`: how many they are.
     """
 
     type: str
     bytes: int
     line: str
-    count: int = 1
+    number: int = 1
 
     def __str__(self) -> str:
-        if self.count == 1:
+        if self.number == 1:
             return f"{self.type} ({bytes_text(self.bytes)}) at {self.line}"
-        return f"{self.line} makes {self.count} x {self.type}, {bytes_text(self.bytes)}"
+        return f"{self.line} makes {self.number} x {self.type}, {bytes_text(self.bytes)}"
 
 
 class Memory(NamedTuple):
@@ -183,7 +184,7 @@ def _updated(jaxpr: Any) -> list[frozenset[int]]:
 
     def of(variable: Any, like: Any) -> frozenset[int]:
         # A literal can't be hashed, and has no number.
-        if not isinstance(variable, Var) or variable.aval.shape != like.aval.shape:
+        if not _is_variable(variable) or variable.aval.shape != like.aval.shape:
             return frozenset()
         return numbers.get(variable, frozenset())
 
@@ -270,14 +271,18 @@ def _nested(equation: Any) -> Iterator[Any]:
 
 
 class _Stack(NamedTuple):
-    """The user's lines that lead to an equation, and the loops and libraries that these are in."""
+    """The user's lines that lead to an equation, and the loops and libraries around it.
 
-    #: As `policy:12`, outside in; of a function that calls itself, each once.
+    - `lines`: the user's lines, outermost first, such as `policy:12`. A function that calls itself
+        has each of its lines once.
+    - `where`: the innermost line, such as `train.py:12`.
+    - `parts`: what the equation is in, outermost first, as pairs of a place and a kind. The kind is
+        empty for the line where a loop begins, a key of `_IN_LIBRARIES` for the line that calls
+        such a library, and `_INLINED` for the name of an inlined function.
+    """
+
     lines: tuple[str, ...] = ()
-    #: The innermost one, as `train.py:12`.
     where: str = "a library"
-    #: Outside in: where a loop begins, with an empty kind; what is called for a kind of library; or
-    #: the name of an inlined function, with `_INLINED`.
     parts: tuple[tuple[str, str], ...] = ()
 
     def within(self, *parts: tuple[str, str]) -> "_Stack":
@@ -297,11 +302,11 @@ class _Stack(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _loops_in(code: types.CodeType) -> list[tuple[int, int]]:
-    """Return the offsets between which the bytecode jumps back, outside in."""
+    """Return the first and last offset of each loop in the bytecode, outermost first."""
     ends: dict[int, int] = {}
     for each in dis.get_instructions(code):
         if "JUMP_BACKWARD" in each.opname:
-            # Of several to one place, as by `continue`, the last is the end of the loop.
+            # If several jump to one place, as by `continue`, the last one ends the loop.
             ends[each.argval] = each.offset
     return sorted(ends.items(), key=lambda loop: loop[0] - loop[1])
 

@@ -50,8 +50,8 @@ def caller_of(name: str) -> Caller:
     if line is None or not _is_jaxs_own(fun):
         return Caller(line)
     # From the user's line inwards.
-    codes = [*[each.f_code for each in outer], fun.__code__]
-    operation = next(filter(None, map(_name_of, codes)), name)
+    codes = [*[each.f_code for each in outer], code_of(fun)]
+    operation = next(filter(None, [_name_of(code) for code in codes if code]), name)
     passed = [v for each in outer for v in each.f_locals.values() if type(v) is types.FunctionType]
     functions = [
         (fun.__code__, _numbers.setdefault(fun, next(_count)))
@@ -63,8 +63,9 @@ def caller_of(name: str) -> Caller:
 
 def _is_jaxs_own(fun: Any) -> bool:
     # A user may jit a function of JAX's, too. That is most often jitted or wrapped already.
-    code = getattr(fun, "__code__", None)
-    return type(fun) is types.FunctionType and code_of(fun) is code and is_jaxs(code.co_filename)
+    if type(fun) is not types.FunctionType or code_of(fun) is not fun.__code__:
+        return False
+    return is_jaxs(fun.__code__.co_filename)
 
 
 def _name_of(code: types.CodeType) -> str:

@@ -82,7 +82,7 @@ class ReportRow(NamedTuple):
         if program.memory is not None:
             n_bytes, saves = program.memory.temporaries, program.donation_saves
             # XLA fuses larger ones away.
-            made = [each for each in program.largest_arrays if each.bytes <= n_bytes * each.count]
+            made = [each for each in program.largest_arrays if each.bytes <= n_bytes * each.number]
             arrays = [str(each) for each in made]
             if arrays and n_bytes >= MANY_BYTES:
                 notes.append(
@@ -107,9 +107,8 @@ def _rows(spans: list[ReportSpan]) -> list[ReportRow]:
     """Return a row for each function and each line of operations, the costliest first."""
     groups: dict[Any, list[ReportSpan]] = defaultdict(list)
     for span in spans:
-        is_operation = span.operation and span.called_by
-        # Not the name of the line's function, because a lambda may have the name of a jitted one.
-        groups[span.called_by[:2] if is_operation else span.function].append(span)
+        line = span.called_by if span.operation else None
+        groups[span.function if line is None else line[:2]].append(span)
     rows, total_seconds = list[ReportRow](), _total_seconds(spans) or 1.0
     for those in groups.values():
         seconds = Seconds()

@@ -53,8 +53,8 @@ class ReportSpan:
 def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
     """Return the spans of phases that ended, by their start, from their threads and times."""
     spans: list[ReportSpan] = []
-    # By thread, the spans around an event, outside in. A thread's phases end inside out: backwards,
-    # each comes right after those that it is nested in.
+    # For each thread, the spans around an event, outermost first. Inner phases end before outer
+    # ones, so in reverse each event follows those that it is nested in.
     around: dict[int, list[ReportSpan]] = collections.defaultdict(list)
     for thread, event in reversed(events):
         outer = around[thread]
@@ -63,7 +63,7 @@ def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
             outer.pop()
         span = dataclasses.replace(event, depth=len(outer))
         if outer and span.trace is not None and span.trace.is_internal:
-            # A library's own function, as a part of another one: nobody knows its name.
+            # A library's own function, as a part of a program: nobody knows its name.
             continue
         if outer:
             span.start = max(event.start, outer[-1].start)
