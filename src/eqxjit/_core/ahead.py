@@ -10,12 +10,9 @@ from .._compat import Dispatcher, connect
 from .._diagnostics import events
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._fast.make import fast_path, link
-from .call import Call
-from .entry import Entry
-from .handler import CallHandler
+from .entry import Call, Entry, Program
 from .in_flight import make
-from .program import Program
-from .slow import ending, lower_again
+from .slow import CallHandler, ending, lower_again
 
 
 def stage(

@@ -5,6 +5,7 @@ stays in place, and matches only in the middle of a call of a function that hide
 """
 
 import contextlib
+import functools
 import re
 import warnings
 from typing import Any, cast
@@ -37,6 +38,7 @@ def hide_warning() -> None:
 
     Done before each lowering, because the user may have added filters, or left a `catch_warnings`.
     """
+    _listen()
     filters = cast(list[Any], warnings.filters)
     if filters[:1] != [_filter]:
         # Not by `warnings.filterwarnings`, which takes nothing but a regular expression.
@@ -45,11 +47,15 @@ def hide_warning() -> None:
         filters.insert(0, _filter)
 
 
-def _before_lowering(event: str, *_: Any, **__: Any) -> None:
-    if event == LOWERING_EVENT and (call := in_flight()) and call.entry.hides_donation_warning:
-        hide_warning()
+@functools.cache
+def _listen() -> None:
+    """Hide the warning in lowerings without a trace, too, as under `jax.grad` of a warm function.
 
+    Called once, by the first trace that hides it.
+    """
 
-# Most lowerings follow a trace, which hides the warning itself. This is for the others, as under
-# `jax.grad` of a function that was traced before.
-jax.monitoring.register_scalar_listener(_before_lowering)
+    def before_lowering(event: str, *_: Any, **__: Any) -> None:
+        if event == LOWERING_EVENT and (call := in_flight()) and call.entry.hides_donation_warning:
+            hide_warning()
+
+    jax.monitoring.register_scalar_listener(before_lowering)

@@ -2,7 +2,7 @@
 
 import collections
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
@@ -12,9 +12,9 @@ from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 
 from .._compat import CALLBACK_ERROR_NAME, last_runtime_error, runtime_error_text
-from .._spec.tree import DICT, MODULE, NODE, Parts, failed_levels, read_node, split
+from .._spec.tree import DICT, MODULE, NODE, failed_levels, read_node
 from .._text import short
-from .options import is_disabled
+from .traced import is_disabled
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
 _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)
@@ -117,17 +117,6 @@ def raise_clearer(error: BaseException, call: Any) -> None:
     paths = None if is_disabled() else call.array_paths
     if paths is not None:
         raise_instead(array_error(error, zip(paths, call.flat, strict=True)))
-
-
-def split_named(tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any) -> Parts:
-    """Return `split(tree, *options)`. An error names the part at fault, below one of `named()`."""
-    __tracebackhide__ = True
-    try:
-        return split(tree, *options)
-    except Exception as error:
-        # It comes from the user's flatten or `__hash__`, or from JAX for the keys of a dict.
-        raise_instead(split_error(error, named()), error)
-        raise
 
 
 def split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:

@@ -8,8 +8,7 @@ back end, and generated Python without.
 from typing import Any
 
 from .._compat import native
-from .call import Call
-from .entry import Entry
+from .entry import Call, Entry
 
 if native is not None:
     make, in_flight = native.run, native.in_flight

@@ -37,11 +37,6 @@ class Options(NamedTuple):
 _WAYS_TO_DONATE = get_args(Donate)
 
 
-def is_disabled() -> bool:
-    """Return whether `jax.disable_jit` is in force."""
-    return jax.config.jax_disable_jit  # type: ignore[attr-defined]
-
-
 def check_options(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, jit_arguments: Mapping[str, Any]
 ) -> Options:

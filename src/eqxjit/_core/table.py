@@ -18,10 +18,10 @@ from .._diagnostics.history import History
 from .._fast.signature import Signature
 from .._places import Place, place_of, wrapped_by
 from .._spec.static_key import referents, static_key
-from .._spec.tree import Spec, combine
+from .._spec.tree import Parts, Spec, combine, split
 from .._text import short
 from .entry import Entry
-from .errors import split_named
+from .errors import raise_instead, split_error
 from .options import Options
 
 #: How many structures of a function take turns at full speed; the slow path serves others.
@@ -270,6 +270,17 @@ def names_of(fun: Any) -> tuple[str, str]:
     # An instance of a class is called by the name of that.
     named = below if hasattr(below, "__name__") and hasattr(below, "__qualname__") else type(below)
     return named.__name__, named.__qualname__
+
+
+def split_named(tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any) -> Parts:
+    """Return `split(tree, *options)`. An error names the part at fault, below one of `named()`."""
+    __tracebackhide__ = True
+    try:
+        return split(tree, *options)
+    except Exception as error:
+        # It comes from the user's flatten or `__hash__`, or from JAX for the keys of a dict.
+        raise_instead(split_error(error, named()), error)
+        raise
 
 
 def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:

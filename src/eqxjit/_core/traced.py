@@ -12,11 +12,8 @@ from .._diagnostics import events
 from .._places import CallSite
 from .._spec.tree import combine, count_arrays, has_tracers
 from . import donation
-from .call import Call
-from .entry import Entry
+from .entry import Call, Entry, Output
 from .in_flight import in_flight
-from .options import is_disabled
-from .program import Output
 
 events.listen(in_flight)
 
@@ -90,6 +87,11 @@ def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     fun = call.function.combine(leaves[n:])
     args, kwargs = combine(call.spec, iter(leaves[:n]), iter(call.statics))
     return entry.split_output(fun(*args, **kwargs), call.all_statics)
+
+
+def is_disabled() -> bool:
+    """Return whether `jax.disable_jit` is in force."""
+    return jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
 def new_entry(function: Any, spec: Any, n_fun: int) -> Entry:

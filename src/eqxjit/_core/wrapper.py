@@ -19,8 +19,8 @@ from .._diagnostics.trace import Trace
 from .._places import trimming
 from .._text import short
 from .ahead import CompileCost, Lowered, lower
-from .handler import CallHandler
 from .options import Donate, JitOptions, Options, check_options
+from .slow import CallHandler
 from .table import CacheInfo, Function, take_apart
 
 P = ParamSpec("P")

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from .._core.ahead import CompileCost
-from .._core.errors import split_named
 from .._core.options import Options
-from .._core.table import Function, Table, names_of
+from .._core.table import Function, Table, names_of, split_named
 from .._core.wrapper import BoundJitFunction, JitFunction, P, T, register_partial, register_wrapper
 from .._fast.signature import Signature
 from .._places import place_of, trimming

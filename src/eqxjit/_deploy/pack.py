@@ -18,7 +18,7 @@ from jax import lax
 from jax.tree_util import keystr, tree_leaves, tree_leaves_with_path
 
 from .._compat import ArrayImpl
-from .._core.errors import split_named
+from .._core.table import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._spec.static_key import Static
 from .._spec.tree import Spec, combine, copy_numpy, is_array, split

@@ -24,8 +24,7 @@ from jax.custom_batching import sequential_vmap
 from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._core.ahead import stage
-from .._core.handler import CallHandler
-from .._core.slow import combine_output
+from .._core.slow import CallHandler, combine_output
 from .._diagnostics.description import Description, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature

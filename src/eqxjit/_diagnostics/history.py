@@ -218,12 +218,12 @@ class History:
                 circumstances.description = UNKNOWN
 
     def _log(self, call: Any, record: TraceRecord) -> None:
+        is_of_family = record.functions is not None
+        if record.circumstances.number == 1 and not is_of_family:
+            return
         trace = Trace(record)
         if is_staging() and trace.is_internal:
             # A library's own function, as a part of another program: nobody knows its name.
-            return
-        is_of_family = record.functions is not None
-        if trace.number == 1 and not is_of_family:
             return
         if switches[-1].on:
             again = " again" if trace.number > 1 else ""
