@@ -9,7 +9,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import equinox as eqx
 import jax
@@ -283,6 +283,12 @@ def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:
     """Return the code of a function, and of those that it captured."""
     functions = [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
     return [function.__code__ for function in (fun, *functions)]
+
+
+def is_jax(fun: Any) -> TypeGuard[types.FunctionType]:
+    """Return whether a value is a Python function that is defined in a file of JAX."""
+    is_function = isinstance(fun, types.FunctionType)
+    return is_function and fun.__code__.co_filename.startswith(_JAX_FILES)
 
 
 def transformation_of(fun: types.FunctionType) -> str:

@@ -1,6 +1,6 @@
 """The types of eqxjit's results, for annotations and `isinstance`.
 
-Functions and methods of eqxjit make them, so that you needn't call them.
+Functions and methods of eqxjit return objects of these types. You needn't create any yourself.
 """
 
 from ._core.ahead import CompileCost as CompileCost

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import copy
 import functools
 import itertools
 import sys
@@ -250,6 +251,12 @@ class Function:
         # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
         return f"<{self.signature.qualname}{self.signature.inspected}>"
 
+    def with_new_table(self) -> "Function":
+        """Return the same function with a table of its own, in which nothing is compiled."""
+        function = copy.copy(self)
+        function.table = Table(self.signature, self.options, self.table.history.place)
+        return function
+
     def combine(self, arrays: Sequence[Any]) -> Any:
         return combine(self.spec, iter(arrays), iter(self.statics))
 
@@ -297,8 +304,9 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
 # --- Where functions keep their tables ------------------------------------------------------------
 
 # Under this name a function has its tables in its `__dict__`: a plain cycle, which Python frees,
-# where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
-_ATTRIBUTE = "__eqxjit_tables__"
+# where a `WeakKeyDictionary` whose values refer to their key would keep it for good. The name is in
+# a pickle of the function by value, with None, so it names nothing that its reader may lack.
+_ATTRIBUTE = "__jit_tables__"
 
 
 class _Tables:

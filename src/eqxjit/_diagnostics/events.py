@@ -109,70 +109,90 @@ def _tell(function: str, phase: str, seconds: float, from_cache: bool, record: A
         listener(function, phase, seconds, from_cache, record)
 
 
+# --- What JAX tells -----------------------------------------------------------------------------
+
+
 def listen(in_flight: Callable[[], Any]) -> None:
-    """Listen to JAX from now on; `in_flight()` is the innermost call of ours in this thread."""
+    """Listen to JAX from now on. `in_flight()` returns this thread's innermost call of ours."""
+    global _in_flight
+    _in_flight = in_flight
+    jax.monitoring.register_event_listener(_on_event)
+    jax.monitoring.register_scalar_listener(_on_start)
+    jax.monitoring.register_event_duration_secs_listener(_on_end)
 
-    def call_of(name: str) -> Any:
-        """Return the innermost call in flight, if its function has a name; else None."""
-        call = in_flight()
-        return call if call is not None and name == call.entry.name else None
 
-    def record_of(name: str) -> TraceRecord | None:
-        """Return the record for which JAX lowers or compiles a function."""
-        if name in _thread.traced:
-            return _thread.traced[name]
-        # Its trace became part of an outer program, or this is for another device.
-        call = call_of(name)
-        return None if call is None else call.function.table.history.latest_of(call.entry)
+def _in_flight() -> Any:
+    """Return nothing until `listen` is called."""
 
-    def on_event(event: str, **_: Any) -> None:
-        # JAX reports it within the phase in which it would compile otherwise.
-        if event == CACHE_HIT_EVENT:
-            _thread.hits_persistent_cache = True
 
-    def on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None:
-        phase = _PHASES.get(event)
-        if phase == TRACING:
-            _thread.depth += 1
-        elif phase is not None and (record := record_of(_name_in(fun_name))) is not None:
-            _begin(phase, record)
+def _call_named(name: str) -> Any:
+    """Return the innermost call in flight if its function has this name; else `None`."""
+    call = _in_flight()
+    return call if call is not None and name == call.entry.name else None
 
-    def on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
-        phase = _PHASES.get(event)
-        if phase is None:
-            return
-        name, from_cache = _name_in(fun_name), False
-        if phase == TRACING:
-            _thread.depth = max(0, _thread.depth - 1)
-            record = _thread.traced.setdefault(name, None)
-            # What we have timed ourselves; and, in some versions of JAX, a part of another trace.
-            if record is not None or _thread.depth:
-                return
-        else:
-            _end(phase)
-            record = record_of(name)
-            if phase == COMPILING:
-                from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
-                call = None if name in _thread.traced else call_of(name)
-                if call is not None and record is not None and record.seconds.compiling > 0:
-                    # For another device, say.
-                    _thread.recompiled = weakref.ref(call)
-                # What a callback of the program compiles isn't the program; and what others are
-                # traced for is compiled, unless this is in the middle of a lowering of ours.
-                _thread.traced.pop(name, None)
-                _thread.traced = {n: found for n, found in _thread.traced.items() if found}
-                # Nor need JAX have told the end of a trace that was interrupted.
-                _thread.depth = 0
+
+def _record_named(name: str) -> TraceRecord | None:
+    """Return the record of the trace for which JAX lowers or compiles a function now."""
+    if name in _thread.traced:
+        return _thread.traced[name]
+    # Its trace became part of an outer program before, or JAX compiles it for another device.
+    call = _call_named(name)
+    return None if call is None else call.function.table.history.latest_of(call.entry)
+
+
+def _on_event(event: str, **_: Any) -> None:
+    # JAX reports it within the phase in which it would compile otherwise.
+    if event == CACHE_HIT_EVENT:
+        _thread.hits_persistent_cache = True
+
+
+def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None:
+    phase = _PHASES.get(event)
+    if phase == TRACING:
+        _thread.depth += 1
+    elif phase is not None and (record := _record_named(_name_in(fun_name))) is not None:
+        _begin(phase, record)
+
+
+def _on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
+    phase, name = _PHASES.get(event), _name_in(fun_name)
+    if phase == TRACING:
+        _note_trace(name, duration_secs)
+    elif phase is not None:
+        _end(phase)
+        record, from_cache = _record_named(name), False
+        if phase == COMPILING:
+            from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
+            _note_compilation(name, record)
         if record is not None:
-            seconds = record.seconds
-            setattr(seconds, phase, getattr(seconds, phase) + duration_secs)
+            seconds = getattr(record.seconds, phase) + duration_secs
+            setattr(record.seconds, phase, seconds)
             record.from_persistent_cache |= from_cache
         function = name if record is None else record.function
         _tell(function, phase, duration_secs, from_cache, record)
 
-    jax.monitoring.register_event_listener(on_event)
-    jax.monitoring.register_scalar_listener(on_start)
-    jax.monitoring.register_event_duration_secs_listener(on_end)
+
+def _note_trace(name: str, seconds: float) -> None:
+    """Note that JAX has traced a function of this name."""
+    _thread.depth = max(0, _thread.depth - 1)
+    record = _thread.traced.setdefault(name, None)
+    # We have timed our own functions. Some versions of JAX also tell of the parts of a trace.
+    if record is None and not _thread.depth:
+        _tell(name, TRACING, seconds, False, None)
+
+
+def _note_compilation(name: str, record: TraceRecord | None) -> None:
+    """Note that JAX has compiled what it traced last under this name."""
+    call = None if name in _thread.traced else _call_named(name)
+    if call is not None and record is not None and record.seconds.compiling > 0:
+        # It was compiled before: now for another device, say.
+        _thread.recompiled = weakref.ref(call)
+    # What a callback of the program compiles later isn't the program. Functions that aren't ours
+    # are compiled by now, even if this happens in the middle of a lowering of ours.
+    _thread.traced.pop(name, None)
+    _thread.traced = {n: found for n, found in _thread.traced.items() if found}
+    # JAX may not have told the end of a trace that was interrupted.
+    _thread.depth = 0
 
 
 def _name_in(text: str) -> str:
