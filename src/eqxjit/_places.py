@@ -273,10 +273,16 @@ def line_of(code: types.CodeType, offset: int) -> int:
 
 
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
-    """Return the name and value of each variable that a function closes over."""
+    """Return the name and value of each variable that a function closes over.
+
+    Defaults of parameters are among them: in a loop, `lambda x, n=n: x * n` is a closure over `n`.
+    """
     # An empty cell raises a `ValueError`; `repr` of a cell runs nothing of the user's.
     cells = zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
-    return [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]
+    found = [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]
+    code, defaults = fun.__code__, fun.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    return [*found, *zip(names, defaults, strict=True), *(fun.__kwdefaults__ or {}).items()]
 
 
 def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:

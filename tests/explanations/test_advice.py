@@ -198,6 +198,17 @@ def times_n(params, x):
     return x * params["n"]
 
 
+def with_default(n):
+    return lambda x, n=n: x * n
+
+
+def with_keyword(n):
+    def fun(x, *, n=n):
+        return x * n
+
+    return fun
+
+
 def calling(fun):
     return lambda x: fun(x)
 
@@ -222,6 +233,7 @@ LINEAR = eqx.nn.Linear(3, 3, key=jax.random.key(0))
 BATCH = jnp.ones((2, 3))
 ACTIVATIONS = own_activations()
 LOCAL = capturing(2.0)
+WITH_DEFAULT = with_default(2.0)
 STEPPER, BY_IDENTITY, LOCK, DECORATED = Stepper(), ByIdentity(), threading.Lock(), decorated(loss)
 PARTIALS = functools.partial(loss, w=2.0), functools.partial(LOCAL)
 SCHEDULE = optax.cosine_decay_schedule(0.1, 10)
@@ -418,6 +430,24 @@ ROWS = {
         applied,
         lambda i: (capturing(array(i)),),
         lambda i: (eqx.Partial(times, array(i)),),
+    ),
+    "default that is an array": passing(
+        "closure",
+        applied,
+        lambda i: (with_default(array(i)),),
+        lambda i: (eqx.Partial(times, array(i)),),
+    ),
+    "keyword's default that is an array": passing(
+        "closure",
+        applied,
+        lambda i: (with_keyword(np.float32(i)),),
+        lambda i: (eqx.Partial(times, array(i)),),
+    ),
+    "default that is a number": passing(
+        "object",
+        lambda fun, n=None: fun(X) if n is None else fun(X, n),
+        lambda i: (with_default(float(i)),),
+        lambda i: (WITH_DEFAULT, array(i)),
     ),
     "closure over a Module": passing(
         "closure",
