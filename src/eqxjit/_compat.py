@@ -90,6 +90,37 @@ MISSING = _private("equinox._module._flatten:MISSING", object())
 #: `fields_of(module)` is `module.__dict__` by its C-level descriptor, which runs no Python.
 fields_of: Callable[[Any], dict[str, Any]] = vars(eqx.Module)["__dict__"].__get__
 
+# --- Generated classes ------------------------------------------------------------------------
+
+# `dataclasses` defines the methods that it generates in a function of this name.
+_GENERATED_EQ = "__create_fn__.<locals>.__eq__"
+
+
+def has_generated_eq(kind: type) -> bool:
+    """Return whether `dataclasses` generated the `__eq__` that a class itself defines.
+
+    False where that is unclear: the `__eq__` then decides, as under Equinox, and takes `1` for
+    `1.0` in the fields.
+    """
+    # A dataclass may have a user's `__eq__`, and `dataclass(eq=False)` leaves it a base's.
+    code = getattr(vars(kind).get("__eq__"), "__code__", None)
+    name = getattr(code, "co_qualname", "")
+    return name == _GENERATED_EQ and "__dataclass_fields__" in vars(kind)
+
+
+# `collections.namedtuple` defines `__new__` in a module whose name begins so.
+_NAMED_TUPLE_MODULE = "namedtuple_"
+
+
+def has_generated_new(kind: type) -> bool:
+    """Return whether `collections.namedtuple` generated the `__new__` of a class.
+
+    False where that is unclear: the class is then called to make its objects, which is slower.
+    """
+    module = getattr(kind.__new__, "__module__", None) or ""
+    return module.startswith(_NAMED_TUPLE_MODULE)
+
+
 # --- Structures -------------------------------------------------------------------------------
 
 #: `flatten_one_level(node)` is `(children, metadata)`; None for a leaf.

@@ -25,7 +25,7 @@ _DOWNSTREAM = pathlib.Path(__file__).parent / "downstream"
 def test_only_runtime_dependencies_are_required():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {Requirement(text).name for text in project["dependencies"]} == {
-        *("equinox", "jax", "jaxlib")
+        *("equinox", "jax", "jaxlib", "jaxtyping")
     }
 
 

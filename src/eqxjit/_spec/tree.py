@@ -12,20 +12,22 @@ explanations.
 import dataclasses
 import functools
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import default_registry, keystr
+from jax.tree_util import default_registry, keystr, tree_structure
+from jaxtyping import PyTree
 
 from .._compat import (
     ArrayImpl,
     copy_in_tracer,
     fields_of,
     flatten_one_level,
+    has_generated_new,
     registered_nodes,
     unflatten_node,
     wrapped_by_tracer,
@@ -88,9 +90,7 @@ def _named_tuple_aux(kind: Any) -> bool | None:
     """Return the aux of a class of named tuples; None for other classes."""
     if not hasattr(kind, "_fields"):
         return None
-    # As `collections.namedtuple` makes it.
-    module = getattr(kind.__new__, "__module__", None) or ""
-    return kind.__bases__ == (tuple,) and module.startswith("namedtuple_")
+    return kind.__bases__ == (tuple,) and has_generated_new(kind)
 
 
 # --- Taking apart ---------------------------------------------------------------------------------
@@ -100,17 +100,24 @@ def _named_tuple_aux(kind: Any) -> bool | None:
 Parts = tuple[Spec, list[Any], list[Any]]
 
 
-def split(tree: Any, is_input: bool = True, more_arrays: tuple[type, ...] = ()) -> Parts:
+def split(
+    tree: PyTree,
+    is_input: bool = True,
+    more_arrays: tuple[type, ...] = (),
+    key_of: Callable[[Any], Hashable] = static_key,
+) -> Parts:
     """Take a pytree apart in one pass: return its spec, its arrays and its static objects.
 
     Arrays are those of `equinox.is_array`, and leaves of the classes `more_arrays`. Static leaves
-    of an input must be hashable, as Equinox asks of arguments. Raises whatever a flatten or a
-    `__hash__` of the user's raises, and a `RecursionError` for a tree that contains itself or is
-    too deep; `failed_levels` tells where.
+    of an input must be hashable, as Equinox asks of arguments. The spec has `key_of(value)` for
+    each static object that isn't a constant.
+
+    Raises whatever a flatten or a `__hash__` of the user's raises, and a `RecursionError` for a
+    tree that contains itself or is too deep; `failed_levels` tells where.
     """
     arrays: list[Any] = []
     statics: list[Any] = []
-    return _split(tree, arrays, statics, is_input, more_arrays), arrays, statics
+    return _split(tree, arrays, statics, is_input, more_arrays, key_of), arrays, statics
 
 
 def _split(
@@ -119,6 +126,7 @@ def _split(
     statics: list[Any],
     is_input: bool,
     more_arrays: tuple[type, ...],
+    key_of: Callable[[Any], Hashable],
 ) -> Spec:
     # One function, because each level of a deep tree takes as many frames as there are calls here.
     kind = type(value)
@@ -151,7 +159,7 @@ def _split(
             spec, below = [DICT, dict, keys], [value[key] for key in keys]
         # Activations and the like are most static leaves of a model.
         elif kind is types.FunctionType:
-            return _split_leaf(value, statics, is_input)
+            return _split_leaf(value, statics, is_input, key_of)
         elif kind in ARRAY_CLASSES:
             arrays.append(value)
             return ARRAY
@@ -169,10 +177,10 @@ def _split(
                 if eqx.is_array(value) or isinstance(value, more_arrays):
                     arrays.append(value)
                     return ARRAY
-                return _split_leaf(value, statics, is_input)
+                return _split_leaf(value, statics, is_input, key_of)
             below, metadata = flat
             statics.append(metadata)
-            spec = [NODE, kind, _static(metadata)]
+            spec = [NODE, kind, _static(metadata, key_of)]
         for child in below:
             if type(child) is ArrayImpl:
                 arrays.append(child)
@@ -180,33 +188,40 @@ def _split(
             elif child is None:
                 spec.append(None)
             else:
-                spec.append(_split(child, arrays, statics, is_input, more_arrays))
+                spec.append(_split(child, arrays, statics, is_input, more_arrays, key_of))
         # JAX doesn't look into static fields: whatever is there is one static object.
         for child in fixed:
             statics.append(child)
-            spec.append(Static(child) if type(child) in THEMSELVES else _static(child))
+            spec.append(Static(child) if type(child) in THEMSELVES else _static(child, key_of))
     except Exception as error:
         _add_level(error, FailedLevel(value, spec))
         raise
     return tuple(spec)
 
 
-def _static(value: Any, ask: bool = False) -> Any:
-    """Return what a spec has for a static object."""
+def _static(value: Any, key_of: Callable[[Any], Hashable]) -> Any:
+    """Return the part of a spec that stands for a static object."""
     try:
-        return Static(static_key(value), ask)
+        return Static(key_of(value))
     except Exception as error:
         _add_level(error, FailedLevel(value, None, is_static=True))
         raise
 
 
-def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
+def _split_leaf(
+    value: Any, statics: list[Any], is_input: bool, key_of: Callable[[Any], Hashable]
+) -> Spec:
     kind = type(value)
     ask = kind not in _NEVER_NODES
+    # Not `hasattr`, because a metaclass may have a say in it.
+    if ask and any("__next__" in vars(base) for base in kind.__mro__):
+        # JAX warns of generators, `zip`, `map` and some other iterators, which it is going to
+        # reject. Nothing is taken from them.
+        tree_structure(value)
     try:
-        key = static_key(value)
-        if ask and is_input and (type(key) is not Opaque or key.hash is None):
-            # Equinox refuses what can't be hashed, so that nothing here changes unseen.
+        key = key_of(value)
+        if ask and is_input and (type(key) is not Opaque or not key.has_hash):
+            # Equinox rejects what can't be hashed, so that nothing here changes unseen.
             hash(value)
     except Exception as error:
         _add_level(error, FailedLevel(value, None, is_static=True))
@@ -248,7 +263,7 @@ def failed_levels(error: Exception) -> list[FailedLevel]:
 # --- Putting together -----------------------------------------------------------------------------
 
 
-def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
+def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree:
     """Put a pytree together from its arrays and static objects: the reverse of `split`."""
     if spec is ARRAY:
         return next(arrays)
