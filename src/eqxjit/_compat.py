@@ -373,6 +373,33 @@ def trace_configuration() -> dict[str, Any]:
 # --- Programs ---------------------------------------------------------------------------------
 
 
+def traceback_of(equation: Any) -> Any:
+    """Return JAX's traceback of an equation: where the user's code made it; None without one."""
+    # Where equations are made is public nowhere. Without it, sizes are told without lines.
+    return getattr(getattr(equation, "source_info", None), "traceback", None)
+
+
+def is_backward(equation: Any) -> bool:
+    """Return whether an equation is part of a backward pass of a gradient, or computed again."""
+    # JAX tells transformations in a name for profilers. Without it, a loop that a gradient goes
+    # through again counts twice, and a gradient is told from a new value of weights no more.
+    names = str(getattr(getattr(equation, "source_info", None), "name_stack", ""))
+    return "transpose(" in names or "rematted" in names
+
+
+def jitted_in(frame: Any) -> Any:
+    """Return the function that `jax.jit` is asked for in a frame of JAX's; None in another."""
+    # JAX's events tell the name of a function and no more. Without this, operations outside of any
+    # jit have rows like other functions of their names, and no note.
+    code = frame.f_code
+    is_jit = code.co_name == _JIT_ENTRY and code.co_filename == _JIT_FILE
+    return frame.f_locals.get("fun") if is_jit else None
+
+
+# The function of JAX's that runs where a jitted function is called that isn't compiled yet.
+_JIT_ENTRY, _JIT_FILE = "cache_miss", getattr(_private("jax._src.pjit"), "__file__", "")
+
+
 def stack_of(traceback: Any) -> tuple[tuple[Any, int], ...]:
     """Return the stack of JAX's traceback: each code, inside out, with an instruction's offset."""
     try:
