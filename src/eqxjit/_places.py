@@ -75,17 +75,6 @@ def is_of_users_code(error: BaseException) -> bool:
     return not is_ours and not comes_from_signal_handler(error)
 
 
-def is_from_user(error: BaseException) -> bool:
-    """Return whether an exception that is handled was raised by the user's code.
-
-    Where no code of the user's is called, this tells what a signal handler raises.
-    """
-    innermost = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        innermost = frame
-    return innermost is not None and is_users(innermost.f_code.co_filename)
-
-
 # JAX's filter is for printed tracebacks alone, and only where it isn't switched off.
 def trim() -> None:
     """Trim the traceback of the exception that the caller handles, before `raise`.
