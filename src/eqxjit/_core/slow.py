@@ -14,7 +14,8 @@ from .._compat import ArrayImpl, connect, is_transforming, may_raise, native
 from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
-from .._spec.tree import as_array, combine, has_tracers, wait_for
+from .._spec.arrays import has_tracers, passed, wait_for
+from .._spec.tree import combine
 from .._text import switch
 from .entry import Call, Entry, Out, Output
 from .errors import array_error, raise_instead, runtime_error
@@ -100,7 +101,12 @@ class CallHandler:
     def run(self, call: Call) -> Any:
         """Return the result of a call's program, once that has run if it can raise."""
         __tracebackhide__ = True
-        return self.finish(make(call, call.entry.jitted, *map(as_array, call.flat)), call)
+        arrays, waits = passed(call.flat)
+        output = make(call, call.entry.jitted, *arrays)
+        if waits:
+            # The program reads memory of the user's.
+            wait_for(*output.values())
+        return self.finish(output, call)
 
     def finish(self, output: Output, call: Call) -> Any:
         """Return the result of a call, once its program has run if it can raise."""

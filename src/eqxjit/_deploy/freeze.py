@@ -17,8 +17,9 @@ from .._core.table import Function, Table, names_of, split_named
 from .._core.wrapper import BoundJitFunction, JitFunction, P, T, register_partial, register_wrapper
 from .._fast.signature import Signature
 from .._places import place_of, trimming
+from .._spec.arrays import has_tracers
 from .._spec.static_key import referents, same, static_key
-from .._spec.tree import Spec, combine, has_tracers, split
+from .._spec.tree import Spec, combine, split
 from .._text import short
 from .saved import Path, SavedFunction, read, write
 
