@@ -882,11 +882,17 @@ static PyObject *hand_over_error(State *state, InFlight *call) {
     }
     /* The arguments can't be taken apart again: what was raised first is the call's error. But an interrupt or
        an exit must not be lost. */
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) Py_DECREF(error);
-    else {
+    if (PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
         set_error(error);
+        return NULL;
     }
+    PyObject *interrupt = take_error(), *context = PyException_GetContext(interrupt);
+    /* As Python does it for what is raised while another exception is handled. */
+    if (context == NULL) PyException_SetContext(interrupt, error);
+    else Py_DECREF(error);
+    Py_XDECREF(context);
+    set_error(interrupt);
     return NULL;
 }
 
