@@ -238,6 +238,16 @@ exclude_from_locations = _private("jax._src.source_info_util:register_exclusion"
 exclude_from_tracebacks = _private("jax._src.traceback_util:register_exclusion", _do_nothing)
 
 
+# --- Events -----------------------------------------------------------------------------------
+
+# JAX's names of the events that tell when a phase begins and ends. Where a release has other names,
+# times are missing, and the warning about donated buffers may be shown under transformations.
+TRACING_EVENT = "/jax/core/compile/jaxpr_trace_duration"
+LOWERING_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+COMPILING_EVENT = "/jax/core/compile/backend_compile_duration"
+CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
+
+
 # --- Lowered programs -------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import equinox as eqx
 import jax
@@ -56,6 +56,17 @@ def is_users_module(name: str) -> bool:
     filename = getattr(sys.modules.get(name), "__file__", None)
     # Without a file it is a session, a notebook, or one that the user made.
     return not isinstance(filename, str) or is_users(filename)
+
+
+def is_from_user(error: BaseException) -> bool:
+    """Return whether an exception that is handled was raised by the user's code.
+
+    Where no code of the user's is called, this tells what a signal handler raises.
+    """
+    innermost = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        innermost = frame
+    return innermost is not None and is_users(innermost.f_code.co_filename)
 
 
 # JAX's filter is for printed tracebacks alone, and only where it isn't switched off.
@@ -201,6 +212,12 @@ def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:
     """Return the code of a function, and of those that it captured."""
     functions = [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
     return [function.__code__ for function in (fun, *functions)]
+
+
+def is_jax(fun: Any) -> TypeGuard[types.FunctionType]:
+    """Return whether a value is a Python function that is defined in a file of JAX."""
+    is_function = isinstance(fun, types.FunctionType)
+    return is_function and fun.__code__.co_filename.startswith(_JAX_FILES)
 
 
 def transformation_of(fun: types.FunctionType) -> str:

@@ -1,5 +1,6 @@
 """Short texts of values and numbers, which users read, and switches, which they write."""
 
+import difflib
 import os
 from typing import Any
 
@@ -19,6 +20,24 @@ def switch(name: str) -> bool | None:
             "and `0`, `false`, `no` or `off`; or unset it."
         )
     return _SWITCH[value.lower()]
+
+
+#: All environment variables that eqxjit reads.
+SWITCHES = "EQXJIT_EXPLAIN_RETRACES", "EQXJIT_NATIVE", "EQXJIT_SPECIALIZE"
+
+
+def unknown_switches() -> list[str]:
+    """Return a sentence for each environment variable that looks like a switch and isn't one."""
+    found: list[str] = []
+    for name in os.environ:
+        if name.upper().startswith(("EQXJIT_", "EQX_JIT_")) and name not in SWITCHES:
+            similar = difflib.get_close_matches(name.upper(), SWITCHES, 1)
+            hint = f"did you mean `{similar[0]}`?" if similar else f"eqxjit reads {_KNOWN}."
+            found.append(f"The environment variable `{name}` has no effect: {hint}")
+    return found
+
+
+_KNOWN = ", ".join([f"`{name}`" for name in SWITCHES])
 
 
 def short(value: Any, limit: int = 40) -> str:

@@ -1,6 +1,8 @@
 """The records of traces: what belongs to one, when it is explained, and what it keeps alive."""
 
+import contextlib
 import gc
+import io
 import weakref
 
 import equinox as eqx
@@ -136,8 +138,32 @@ def test_descriptions_of_large_trees_are_dropped_in_the_end():
     assert not first.arguments
     assert last.arguments
     assert second.reason == early == "static value changed: `n` was 0, is 1"
-    assert third.reason.startswith("unknown: the arguments are too large")
+    # Though it is read when the trace before it is no longer described.
+    assert third.reason == "static value changed: `n` was 1, is 2"
     assert last.reason == "static value changed: `n` was 4, is 5"
+
+
+def test_old_explanations_of_a_report_are_those_of_their_traces():
+    """After hundreds more traces, of which the function itself remembers only the latest."""
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    with contextlib.redirect_stdout(io.StringIO()), eqxjit.compile_report() as report:
+        for n in range(300):
+            f.lower(X, n)
+    traces = [span.trace for span in report.spans if span.trace and span.phase == "tracing"]
+    assert len(traces) == 300
+    expected = [f"static value changed: `n` was {n - 1}, is {n}" for n in range(1, 300)]
+    assert [trace.reason for trace in traces] == ["first trace", *expected]
+
+
+def test_a_trace_is_read_only():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    f(X)
+    [trace] = f.traces()
+    for name in ("number", "seconds", "reason", "call_site"):
+        with pytest.raises(AttributeError):
+            setattr(trace, name, None)
+    trace.seconds.tracing = -1
+    assert trace.seconds.tracing > 0
 
 
 class Config(eqx.Module):

@@ -1,11 +1,14 @@
 """A function under `filter_jit`, its table of entries by spec, and where functions keep these."""
 
+import collections
+import contextlib
+import copy
 import functools
 import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -50,9 +53,10 @@ class CacheInfo(NamedTuple):
 
 
 def watch(owner: Any, key: Hashable) -> list[weakref.ref[Any]]:
-    """Return weak references to what a key refers to; the first to die has the owner drop the key.
+    """Return weak references to the objects that a key refers to.
 
-    They do so as long as they are alive themselves.
+    When the first of these objects dies, `owner` forgets the key. The caller must keep the
+    references: a dead one never calls back.
     """
     # Not a bound method, by which what the owner holds would keep the owner alive.
     owner_ref = weakref.ref(owner)
@@ -61,7 +65,7 @@ def watch(owner: Any, key: Hashable) -> list[weakref.ref[Any]]:
     def died(_: Any, is_finalizing: Any = sys.is_finalizing) -> None:
         owner = None if is_finalizing() else owner_ref()
         if owner is not None:
-            owner.drop(key)
+            owner.forget(key)
 
     return [weakref.ref(value, died) for value in referents(key)]
 
@@ -73,21 +77,25 @@ class Table:
         so no lock is held meanwhile.
     - `fasts`: the fast paths, the latest to be hit or added first. C walks this very list, and
         moves what it hits to the front; so Python walks copies.
+    - `linked`: the handlers of wrappers that call all of these, in generated Python.
+    - `n_hits`: the hits of entries that were dropped, and of fast paths that were removed.
     """
 
     def __init__(self, signature: Signature, options: Options, place: Place):
-        #: Of `fasts` and the counts. Re-entrant, because garbage collection may drop an entry.
-        self.lock = threading.RLock()
         self.signature = signature
         self.options = options
-        self.history = History(signature.label, options.max_traces, place, self.lock)
+        self.history = History(signature.label, options.max_traces, place)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
-        #: The handlers of wrappers that call all of these, in generated Python.
         self.linked: set[weakref.ref[Any]] = set()
-        #: Of calls of the slow path, and of fast paths that were removed.
         self.n_hits = 0
         self._clock = itertools.count()
+        # Of `fasts` and `linked`. Re-entrant, because garbage collection may drop an entry.
+        self._lock = threading.RLock()
+        #: The specs of entries of which a static object has died.
+        self._dead: collections.deque[Spec] = collections.deque()
+
+    # --- Entries ------------------------------------------------------------------------------
 
     def find(self, spec: Spec, make: Callable[[], Entry]) -> Entry:
         """Return the entry of a spec, a new one if there is none: now the most recently used."""
@@ -120,14 +128,43 @@ class Table:
         """Drop the entry of a spec, if there is one, and its fast path."""
         entry = self.entries.pop(spec, None)
         if entry is not None:
+            self.n_hits += entry.n_hits
             self.remove_fast(entry)
 
+    def forget(self, spec: Spec) -> None:
+        """Drop the entry of a spec soon: called when an object dies, in the middle of anything.
+
+        It doesn't wait for the lock, because two threads might each hold the lock of a table while
+        an object of the other's table dies. Whoever holds the lock drops the entry.
+        """
+        self._dead.append(spec)
+        self._drop_dead()
+
+    def _drop_dead(self) -> None:
+        while self._dead and self._lock.acquire(blocking=False):
+            try:
+                # Another thread may have been first, or garbage collection in this one.
+                with contextlib.suppress(IndexError):
+                    while True:
+                        self.drop(self._dead.popleft())
+            finally:
+                self._lock.release()
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock of the fast paths; then drop the entries that were to wait for it."""
+        with self._lock:
+            yield
+        self._drop_dead()
+
     def clear(self) -> None:
-        with self.lock:
+        with self.changing():
             for spec in list(self.entries):
                 self.drop(spec)
             self.n_hits = 0
             self.history.restart()
+
+    # --- Fast paths ---------------------------------------------------------------------------
 
     def wants_fast(self, entry: Entry) -> bool:
         """Return whether an entry that was found or added just now should get a fast path."""
@@ -140,7 +177,7 @@ class Table:
     def add_fast(self, fast: Any) -> None:
         """Put a fast path before all others, unless its entry was dropped meanwhile."""
         entry = fast.entry
-        with self.lock:
+        with self.changing():
             self.remove_fast(entry)
             self.fasts.insert(0, fast)
             for last in self.fasts[MAX_FAST:]:
@@ -151,7 +188,7 @@ class Table:
             self.remove_fast(entry)
 
     def remove_fast(self, entry: Entry) -> None:
-        with self.lock:
+        with self.changing():
             for fast in self.fasts[:]:
                 if fast.entry is entry:
                     self.fasts.remove(fast)
@@ -165,8 +202,9 @@ class Table:
         self.linked.clear()
 
     def info(self) -> CacheInfo:
-        with self.lock:
+        with self.changing():
             hits = self.n_hits + sum([fast.hits for fast in self.fasts[:]])
+            hits += sum([entry.n_hits for entry in [*self.entries.values()]])
         return CacheInfo(len(self.entries), self.history.n_traces, self.options.maxsize, hits)
 
 
@@ -213,6 +251,12 @@ class Function:
         # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
         return f"<{self.signature.qualname}{self.signature.inspected}>"
 
+    def with_new_table(self) -> "Function":
+        """Return the same function with a table of its own, in which nothing is compiled."""
+        function = copy.copy(self)
+        function.table = Table(self.signature, self.options, self.table.history.place)
+        return function
+
     def combine(self, arrays: Sequence[Any]) -> Any:
         return combine(self.spec, iter(arrays), iter(self.statics))
 
@@ -236,12 +280,12 @@ def names_of(fun: Any) -> tuple[str, str]:
 
 
 def split_named(tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any) -> Parts:
-    """Return `split(tree, *options)`; an error names the part at fault, below one of `named()`."""
+    """Return `split(tree, *options)`. An error names the part at fault, below one of `named()`."""
     __tracebackhide__ = True
     try:
         return split(tree, *options)
     except Exception as error:
-        # Of a flatten or a `__hash__` of the user's, or JAX's for the keys of a dict.
+        # It comes from the user's flatten or `__hash__`, or from JAX for the keys of a dict.
         raise_instead(split_error(error, named()), error)
         raise
 
@@ -260,8 +304,9 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
 # --- Where functions keep their tables ------------------------------------------------------------
 
 # Under this name a function has its tables in its `__dict__`: a plain cycle, which Python frees,
-# where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
-_ATTRIBUTE = "__eqxjit_tables__"
+# where a `WeakKeyDictionary` whose values refer to their key would keep it for good. The name is in
+# a pickle of the function by value, with None, so it names nothing that its reader may lack.
+_ATTRIBUTE = "__jit_tables__"
 
 
 class _Tables:
@@ -269,7 +314,7 @@ class _Tables:
 
     def __init__(self, owner: object | None):
         self.owner = None if owner is None else weakref.ref(owner)
-        #: Of each also the references that drop it.
+        #: Each table, with the weak references whose death drops it.
         self.by_key: dict[Hashable, tuple[Table, Any]] = {}
 
     def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
@@ -280,10 +325,10 @@ class _Tables:
             # Another thread may be first.
             found = self.by_key.setdefault(key, (make(), watch(self, key)))
             for oldest in list(self.by_key)[:-_MAX_TABLES]:
-                self.drop(oldest)
+                self.forget(oldest)
         return found[0]
 
-    def drop(self, key: Hashable) -> None:
+    def forget(self, key: Hashable) -> None:
         self.by_key.pop(key, None)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -293,7 +338,7 @@ class _Tables:
 
 
 _lock = threading.RLock()
-# Those of what has no function below it, such as a Module.
+# The tables of callables with no Python function below them, such as Modules.
 _shared = _Tables(None)
 
 

@@ -159,15 +159,16 @@ WRAPPERS: set[type] = set()
 UNKNOWN = Description([Row("...", Part("unknown", ""))])
 
 
-def describe(call: Any) -> Description:
-    """Describe the arguments of a call, and its function where copies of it may differ."""
+def describe(call: Any, like: Description = UNKNOWN) -> Description:
+    """Describe the arguments of a call, and its function where copies of it may differ.
+
+    `like` is the description of another call with the same entry. It may differ in arrays alone.
+    """
     function = call.function
     # Those of a frozen function are always the same.
     fun_arrays = () if function.keeps_arrays else call.fun_arrays
-    # What was lowered has no entry for a call of another structure.
-    trace = call.entry.latest_trace if hasattr(call, "entry") else None
-    if trace is not None and trace._description is not UNKNOWN:
-        described = _with_arrays(trace._description, [*call.arrays, *fun_arrays])
+    if like is not UNKNOWN:
+        described = _with_arrays(like, [*call.arrays, *fun_arrays])
         if described is not None:
             return described
     args, specs, keys = call.spec[3][3:], call.spec[4][3:], sorted(call.kwargs)

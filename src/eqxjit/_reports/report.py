@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import jax.scipy
 
 from .._diagnostics.events import listeners
+from .._diagnostics.record import COMPILING, Seconds
 from .._diagnostics.size import MANY_BYTES, Program
-from .._diagnostics.trace import COMPILING, Seconds, TraceList
+from .._diagnostics.trace import Trace, TraceList
 from .._html import block, paragraph, table
 from .._places import innermost_line
 from .._text import bytes_text, times
@@ -274,7 +275,8 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
     def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
         when, thread = time.perf_counter() - begun - seconds, threading.current_thread().name
         called_by = innermost_line(sys._getframe(1)) if record is None else None
-        span = ReportSpan(function, phase, when, seconds, thread, from_cache, record, called_by)
+        trace = None if record is None else Trace(record)
+        span = ReportSpan(function, phase, when, seconds, thread, from_cache, trace, called_by)
         report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -97,7 +97,7 @@ def split(tree: Any, is_input: bool = True, more_arrays: tuple[type, ...] = ()) 
     Arrays are those of `equinox.is_array`, and leaves of the classes `more_arrays`. Static leaves
     of an input must be hashable, as Equinox asks of arguments. Raises whatever a flatten or a
     `__hash__` of the user's raises, and a `RecursionError` for a tree that contains itself or is
-    too deep.
+    too deep; `failed_levels` tells where.
     """
     arrays: list[Any] = []
     statics: list[Any] = []
@@ -121,71 +121,119 @@ def _split(
             return None
         statics.append(value)
         return Static(value if kind in THEMSELVES else static_key(value))
+    spec: list[Any] | None = None
     fixed: Sequence[Any] = ()
-    if kind is tuple or kind is list:
-        spec, below = [SEQUENCE, kind, None], value
-    elif (
-        issubclass(type(kind), _MODULE_METACLASS)
-        and (fields := module_fields(kind)) is not None
-        # One may lack a field, or have others, as a wrapper's `__doc__`.
-        and (found := fields_of(value)).keys() == fields[1]
-    ):
-        names, _, n = fields
-        values = [*map(found.__getitem__, names)]
-        spec, below, fixed = [MODULE, kind, names], values[:n], values[n:]
-    # A dict with other keys is a node, whose metadata are its keys and their types.
-    elif kind is dict and {*map(type, value)} <= {str}:
-        # As JAX does: arrays come in its order.
-        keys = tuple(sorted(value))
-        spec, below = [DICT, dict, keys], [value[key] for key in keys]
-    # Activations and the like are most static leaves of a model.
-    elif kind is types.FunctionType:
-        return _split_leaf(value, statics, is_input)
-    elif kind in ARRAY_CLASSES:
-        arrays.append(value)
-        return ARRAY
-    elif (
-        issubclass(kind, tuple)
-        and (aux := _named_tuple_aux(kind)) is not None
-        # It may be registered after its first use.
-        and kind not in registered_nodes
-    ):
-        spec, below = [SEQUENCE, kind, aux], tuple.__iter__(value)
-    else:
-        # All else may be a node of a registered class, and may become one between two calls.
-        flat = flatten_one_level(value)
-        if flat is None:
-            if eqx.is_array(value) or isinstance(value, more_arrays):
-                arrays.append(value)
-                return ARRAY
+    try:
+        if kind is tuple or kind is list:
+            spec, below = [SEQUENCE, kind, None], value
+        elif (
+            issubclass(type(kind), _MODULE_METACLASS)
+            and (fields := module_fields(kind)) is not None
+            # One may lack a field, or have others, as a wrapper's `__doc__`.
+            and (found := fields_of(value)).keys() == fields[1]
+        ):
+            names, _, n = fields
+            values = [*map(found.__getitem__, names)]
+            spec, below, fixed = [MODULE, kind, names], values[:n], values[n:]
+        # A dict with other keys is a node, whose metadata are its keys and their types.
+        elif kind is dict and {*map(type, value)} <= {str}:
+            # As JAX does: arrays come in its order.
+            keys = tuple(sorted(value))
+            spec, below = [DICT, dict, keys], [value[key] for key in keys]
+        # Activations and the like are most static leaves of a model.
+        elif kind is types.FunctionType:
             return _split_leaf(value, statics, is_input)
-        below, metadata = flat
-        statics.append(metadata)
-        spec = [NODE, kind, Static(static_key(metadata))]
-    for child in below:
-        if type(child) is ArrayImpl:
-            arrays.append(child)
-            spec.append(ARRAY)
-        elif child is None:
-            spec.append(None)
+        elif kind in ARRAY_CLASSES:
+            arrays.append(value)
+            return ARRAY
+        elif (
+            issubclass(kind, tuple)
+            and (aux := _named_tuple_aux(kind)) is not None
+            # It may be registered after its first use.
+            and kind not in registered_nodes
+        ):
+            spec, below = [SEQUENCE, kind, aux], tuple.__iter__(value)
         else:
-            spec.append(_split(child, arrays, statics, is_input, more_arrays))
-    # JAX doesn't look into static fields: whatever is there is one static object.
-    for child in fixed:
-        statics.append(child)
-        spec.append(Static(child if type(child) in THEMSELVES else static_key(child)))
+            # All else may be a node of a registered class, and may become one between two calls.
+            flat = flatten_one_level(value)
+            if flat is None:
+                if eqx.is_array(value) or isinstance(value, more_arrays):
+                    arrays.append(value)
+                    return ARRAY
+                return _split_leaf(value, statics, is_input)
+            below, metadata = flat
+            statics.append(metadata)
+            spec = [NODE, kind, _static(metadata)]
+        for child in below:
+            if type(child) is ArrayImpl:
+                arrays.append(child)
+                spec.append(ARRAY)
+            elif child is None:
+                spec.append(None)
+            else:
+                spec.append(_split(child, arrays, statics, is_input, more_arrays))
+        # JAX doesn't look into static fields: whatever is there is one static object.
+        for child in fixed:
+            statics.append(child)
+            spec.append(Static(child) if type(child) in THEMSELVES else _static(child))
+    except Exception as error:
+        _add_level(error, FailedLevel(value, spec))
+        raise
     return tuple(spec)
+
+
+def _static(value: Any, ask: bool = False) -> Any:
+    """Return what a spec has for a static object."""
+    try:
+        return Static(static_key(value), ask)
+    except Exception as error:
+        _add_level(error, FailedLevel(value, None, is_static=True))
+        raise
 
 
 def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
     kind = type(value)
     ask = kind not in _NEVER_NODES
-    key = static_key(value)
-    if ask and is_input and (type(key) is not Opaque or key.hash is None):
-        # Equinox refuses what can't be hashed, so that nothing here changes unseen.
-        hash(value)
+    try:
+        key = static_key(value)
+        if ask and is_input and (type(key) is not Opaque or key.hash is None):
+            # Equinox refuses what can't be hashed, so that nothing here changes unseen.
+            hash(value)
+    except Exception as error:
+        _add_level(error, FailedLevel(value, None, is_static=True))
+        raise
     statics.append(value)
     return Static(key, ask)
+
+
+# --- Where taking apart failed --------------------------------------------------------------------
+
+
+class FailedLevel(NamedTuple):
+    """A level of a tree whose `split` failed.
+
+    - `value`: the node, or the static object.
+    - `spec`: the spec of a node up to the child that failed; `None` if the node itself failed.
+    - `is_static`: whether taking the key of a static object failed.
+    """
+
+    value: Any
+    spec: Sequence[Any] | None
+    is_static: bool = False
+
+
+# The name under which an exception has its levels, innermost first. Each level adds itself as the
+# exception passes it, because to take the tree apart again would run the user's code again.
+_LEVELS = "__eqxjit_levels__"
+
+
+def _add_level(error: Exception, level: FailedLevel) -> None:
+    vars(error).setdefault(_LEVELS, []).append(level)
+
+
+def failed_levels(error: Exception) -> list[FailedLevel]:
+    """Return the levels at which a `split` failed, innermost first; the error then forgets them."""
+    return vars(error).pop(_LEVELS, [])
 
 
 # --- Putting together -----------------------------------------------------------------------------
