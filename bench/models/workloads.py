@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -237,12 +237,10 @@ def _first(arrays: list[Array]) -> Array:
 
 
 def _mean(arrays: list[Array]) -> Array:
-    return sum(map(jnp.mean, arrays)) / len(arrays)
+    return sum(map(jnp.mean, arrays), jnp.zeros(()))
 
 
-def numpy_inputs(
-    fun: Callable[[list[Array]], Array], arrays: Callable[[], list[np.ndarray]]
-) -> Cases:
+def numpy_inputs(fun: Callable[[list[Array]], Array], arrays: Callable[[], Sequence[Any]]) -> Cases:
     """A call on NumPy arrays, whose result is waited for."""
     return jitted(fun, {"arrays": arrays()})
 
@@ -267,7 +265,7 @@ SIZES = (10, 100, 1_000, 10_000)
 BATCHES = {"16 KB": (5, 0.0005), "400 KB": (128, 0.002), "10 MB": (3_200, 0.02)}
 
 # XLA reads in place what is aligned by 64 bytes, and NumPy aligns by 16.
-NUMPY_INPUTS: dict[str, tuple[Callable[[list[Array]], Array], Callable[[], list[np.ndarray]]]] = {
+NUMPY_INPUTS: dict[str, tuple[Callable[[list[Array]], Array], Callable[[], Sequence[Any]]]] = {
     "1,000 arrays of 3 numbers": (_first, lambda: [np.ones(3, np.float32) for _ in range(1_000)]),
     "100 scalars": (_mean, lambda: [np.float32(i) for i in range(100)]),
     "16 KB, aligned": (_mean, lambda: [_in_memory((4_000,))]),

@@ -4,6 +4,8 @@ A call waits for that only where a copy would be dear: on a CPU, for large memor
 place, while no earlier program runs.
 """
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -288,3 +290,29 @@ def test_a_buffer_can_be_overwritten_between_the_passes():
         _, pull = jax.vjp(f, buffer)
         buffer[...] = 9
         assert pull(jnp.ones(()))[0].tolist() == [2 * i] * 3
+
+
+#: Transformations of a function of an array, which read again later what else it was given.
+LATER = {
+    "vjp": lambda f: lambda: jax.vjp(f, ONE)[1],
+    "linearize": lambda f: lambda: jax.linearize(f, ONE)[1],
+    "jaxpr": lambda f: (
+        lambda: functools.partial(
+            jax.core.eval_jaxpr, (closed := jax.make_jaxpr(f)(ONE)).jaxpr, closed.consts
+        )
+    ),
+    "jit": lambda f: lambda: jax.jit(f).lower(ONE).compile(),
+}
+
+
+@pytest.mark.parametrize("way", LATER)
+@pytest.mark.parametrize(("size", "offset"), [(3, 16), (3, 0), (200_000, 16), (200_000, 0)])
+def test_a_buffer_beside_a_tracer_can_be_overwritten(way, size, offset):
+    f = eqxjit.filter_jit(lambda w, x: jnp.mean(w * x))
+    for i in range(CALLS):
+        buffer = aligned((size,), offset)
+        buffer[...] = i
+        later = LATER[way](lambda w, buffer=buffer: f(w, buffer))()
+        buffer[...] = 9
+        [result] = jax.tree.leaves(later(ONE))
+        np.testing.assert_allclose(result, i, rtol=1e-5)

@@ -102,7 +102,7 @@ _settle_small: Any = _copy_small if native is None else native.settle_small
 def _is_copied_by_jax(array: np.ndarray) -> bool:
     """Return whether JAX copies a NumPy array before its call returns, whatever its size."""
     return type(array) is np.ndarray and (
-        not array.flags.c_contiguous or _is_converted(array.dtype, jax.config.jax_enable_x64)
+        not array.flags.c_contiguous or _is_converted(array.dtype, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
     )
 
 
