@@ -50,7 +50,7 @@ _Options.__module__, _Options.__qualname__ = __name__, "_Options"
 
 # Without this, a misspelt variable would do nothing, and its user wouldn't know.
 for _sentence in _unknown_switches():
-    _logger.warning("eqxjit: %s", _sentence)
+    _logger.warning("%s", _sentence)
 
 __version__: str
 

@@ -10,6 +10,7 @@ from ._core.table import CacheInfo as CacheInfo
 from ._core.wrapper import BoundJitFunction as BoundJitFunction
 from ._core.wrapper import JitFunction as JitFunction
 from ._deploy.freeze import FrozenFunction as FrozenFunction
+from ._diagnostics.constants import CapturedArray as CapturedArray
 from ._diagnostics.differences import Difference as Difference
 from ._diagnostics.record import Seconds as Seconds
 from ._diagnostics.size import MadeArray as MadeArray

@@ -228,3 +228,20 @@ def test_a_compilation_in_the_middle_of_lowering_takes_no_times_and_shows_no_war
     f(jnp.ones(3))
     [trace] = f.traces()
     assert min(trace.seconds.lowering, trace.seconds.compiling) > 0
+
+
+def test_the_traces_are_a_table_of_lines_in_a_terminal():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    assert repr(f.traces()) == "Nothing was traced."
+    for n in (1, 2):
+        f(jnp.ones(3), n)
+    headings, first, second = repr(f.traces()).splitlines()
+    assert headings.split() == ["trace", "function", "called", "at", "seconds", "why"]
+    assert first.startswith("1 ")
+    assert first.endswith("  first trace")
+    assert second.endswith("  static value changed: `n` was 1, is 2")
+    assert first.index("first trace") == headings.index("why") == second.index("static value")
+    assert str(f.traces()[1].call_site) in second
+    # A list all the same, whose elements show all that is known.
+    assert f.traces()[0].number == 1
+    assert repr(f.traces()[0]).startswith("<trace 1 of ")

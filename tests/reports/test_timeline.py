@@ -137,7 +137,7 @@ def test_a_page(report, tmp_path):
     report.save(str(path))
     text = path.read_text(encoding="utf-8")
     page = Page(text)
-    for part in ("static value changed: `n` was 1, is 2", "jnp.asarray(n, ", "inner"):
+    for part in ("static value changed: `n` was 1, is 2", "np.int32(n)", "inner"):
         assert part in page.text
     # Nothing is fetched from elsewhere, nor run.
     assert not page.tags & {"script", "link", "img", "iframe"}

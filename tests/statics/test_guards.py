@@ -1,6 +1,7 @@
 """Guards compare static objects as a look-up in a dict does: by type, then hash, then `==`."""
 
 import collections
+import signal
 import threading
 
 import equinox as eqx
@@ -327,3 +328,33 @@ def test_an_error_is_not_lost_if_the_arguments_can_not_be_taken_apart_again(seco
         assert type(error) is Interrupt
         error = error.__context__
     assert "the program's" in str(error)
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="the slow path words it")
+@pytest.mark.parametrize("error", [ValueError, RecursionError])
+def test_what_a_signal_handler_raises_in_a_guard_arrives(error):
+    """Also if it is an error on which the slow path has the last word otherwise."""
+
+    class Interrupted(Own):
+        is_due = False
+
+        def __hash__(self):
+            if Interrupted.is_due:
+                Interrupted.is_due = False
+                signal.raise_signal(signal.SIGUSR1)
+            return 1
+
+    def handler(*_):
+        raise error("from a handler")
+
+    f = eqxjit.filter_jit(lambda x, v: x)
+    for _ in range(4):
+        f(jnp.ones(2), Interrupted(1))
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        Interrupted.is_due = True
+        with pytest.raises(error, match=r"^from a handler$"):
+            f(jnp.ones(2), Interrupted(1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert_same(f(jnp.ones(2), Interrupted(1)), jnp.ones(2))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from .._compat import may_raise, native
 from .._diagnostics.description import ArrayPart, Description
-from .._spec.static_key import CONSTANTS
+from .._spec.static_key import CONSTANTS, changeable, check_unchanged, interchangeable
 from .._spec.tree import Spec, count_arrays, split
 
 # --- Programs -------------------------------------------------------------------------------------
@@ -70,7 +70,8 @@ Output = dict[Program, list[Any]]
 class Out(NamedTuple):
     """What a program returns besides arrays.
 
-    - `spec`: the spec of the output, as `split` returns it.
+    - `spec`: the spec of the output, as `split` returns it, but without keys: the user's `hash` and
+        `==` of static objects have no say in outputs.
     - `statics`: the static objects of the output, with `None` for each that came in.
     - `slots`: for each of them, the index of the static object that came in (see
         `Call.all_statics`); -1 for one that the trace made.
@@ -81,12 +82,20 @@ class Out(NamedTuple):
     slots: tuple[int, ...]
 
     def is_as(self, other: "Out") -> bool:
-        """Return whether the other may stand for it."""
-        if self.slots != other.slots or self.spec != other.spec:
-            return False
-        pairs = zip(self.statics, other.statics, strict=True)
-        # Equal constants serve, because specs tell them apart by their types.
-        return all(a is b or type(a) in CONSTANTS for a, b in pairs)
+        """Return whether the other may stand for it.
+
+        A static object is compared by identity, because callers get that very object. A constant
+        and a tuple of constants are compared by value.
+        """
+        return (
+            self.slots == other.slots
+            and self.spec == other.spec
+            and all(map(interchangeable, self.statics, other.statics))
+        )
+
+
+def _no_key(value: Any) -> None:
+    """Stands for `static_key` in outputs."""
 
 
 # --- Entries --------------------------------------------------------------------------------------
@@ -122,6 +131,7 @@ class Entry:
 
     def __init__(self, spec: Spec, function: Any, n_fun: int):
         self.spec = spec
+        self._static_arrays = changeable(spec)
         self.name: str = function.signature.name
         self.n_fun = n_fun
         self.n_arrays = count_arrays(spec) + n_fun
@@ -138,7 +148,9 @@ class Entry:
 
         `came_in` are all static objects of the call.
         """
-        spec, arrays, statics = split(output, is_input=False)
+        # The trace is over, so what it read of the arrays that its program compiled in is known.
+        check_unchanged(self._static_arrays)
+        spec, arrays, statics = split(output, is_input=False, key_of=_no_key)
         places: dict[int, list[int]] = {}
         for place, value in enumerate(came_in):
             if type(value) not in CONSTANTS:
@@ -151,8 +163,7 @@ class Entry:
             slots.append(here.pop(0) if len(here) > 1 else here[0])
         made_here = [v if slot < 0 else None for v, slot in zip(statics, slots, strict=True)]
         out = Out(spec, tuple(made_here), tuple(slots))
-        # Without a lock, because comparing specs may run a user's `==`. Another thread may be
-        # first.
+        # Another thread may be first.
         first = self.__dict__.setdefault("out", out)
         program = Program(self.block)
         self._remember(program, first if out.is_as(first) else out)

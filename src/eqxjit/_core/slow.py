@@ -11,10 +11,10 @@ from typing import Any
 from .._compat import ArrayImpl, connect, is_transforming, native
 from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
-from .._places import is_from_user, trim, trimming
+from .._places import trim, trimming
 from .._spec.arrays import has_tracers, passed, wait_for
 from .._spec.tree import Parts, combine
-from .._text import switch
+from .._text import comes_from_signal_handler, switch
 from .entry import Call, Entry, Out, Output
 from .errors import drop_unused, raise_clearer
 from .in_flight import make
@@ -127,7 +127,7 @@ def lower_again(call: Call) -> tuple[Any, Any]:
     except Exception as error:
         # The program has run, so the call mustn't fail because JAX doesn't find it again. No code
         # of the user's runs here, but a signal handler may raise.
-        if is_from_user(error):
+        if comes_from_signal_handler(error):
             raise
         return None, None
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._compat import is_staging, trace_configuration, weak_lowering
-from .._places import Place, call_site
+from .._places import Place, call_site, is_within_pmap
 from .._text import times
 from . import events
+from .constants import constants_of
 from .description import UNKNOWN, Description, describe, describe_function
 from .differences import differences
-from .log import log_streak, logger, switches
+from .log import log_constants, log_streak, logger, switches
 from .record import MAX_COMPARED, Circumstances, TraceRecord, closest_of
 from .trace import Trace, TraceList, explanation_of
 
@@ -134,6 +135,9 @@ class History:
             self._of_program[call.program.number] = record
         if call.jaxpr is not None:
             record.jaxpr, record.lowering = weakref.ref(call.jaxpr), weak_lowering(call.lowered)
+            # Now, because names are found in the function and its arguments, which may die.
+            record.constants = constants_of(call.jaxpr, [*call.function.statics, *call.statics])
+            log_constants(record.function, record.constants)
             if events.listeners:
                 # For a report that is read when JAX has dropped them.
                 _ = record.program
@@ -182,6 +186,8 @@ class History:
             return
         lines = [f"{why_not}, and the call at {record.call_site} would be trace {number}."]
         lines.append(explanation_of(*record.explanation))
+        if is_within_pmap():
+            lines.append("  `jax.pmap` and `equinox.filter_pmap` trace twice: allow twice as many.")
         if why_not is self.why_sealed:
             lines.append("  It is compiled for")
             lines += dict.fromkeys([f"  - {each.summary}" for each in self.traces])
@@ -216,12 +222,15 @@ class History:
         if record.circumstances.number == 1 and not is_of_family:
             return
         trace = Trace(record)
+        if is_staging() and trace.is_internal:
+            # A library's own function, as a part of another program: nobody knows its name.
+            return
         if switches[-1].on:
             again = " again" if trace.number > 1 else ""
             logger.warning(
                 "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
                 *(trace.function, again, trace.number, trace.call_site, trace.seconds),
-                trace.explanation(),
+                trace.explanation,
             )
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         streak = self._family.streak if is_of_family else self._streak
@@ -242,7 +251,7 @@ class History:
         closest = closest_of(earlier, call.description, trace_configuration())
         if UNKNOWN in (closest.description, call.description):
             return
-        found = differences(closest.description, call.description, self.place.is_users)
+        found = differences(closest.description, call.description, self.place)
         for record in [*self._records]:
             if record.circumstances is closest:
                 record.recompiled += found

@@ -7,6 +7,7 @@ from typing import Any
 
 from .._places import CallSite, Place
 from .._text import short
+from .constants import CapturedArray
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, distance, of_functions
 from .size import Program, memory_in, program_of
@@ -82,6 +83,7 @@ class TraceRecord:
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `recompiled`: how later calls differed for which JAX compiled the program again.
     - `jaxpr`, `lowering`: weak references to what JAX has made: it holds constants of the user's.
+    - `constants`: the arrays that the program closes over.
     """
 
     function: str
@@ -95,6 +97,7 @@ class TraceRecord:
     recompiled: list[Difference] = dataclasses.field(default_factory=list)
     jaxpr: Callable[[], Any] = lambda: None
     lowering: Callable[[], Any] = lambda: None
+    constants: tuple[CapturedArray, ...] = ()
     _program: Program | None = None
 
     @functools.cached_property
@@ -109,7 +112,7 @@ class TraceRecord:
         if UNKNOWN in (closest.description, now.description):
             why = "the arguments are too large to be compared, or can't be"
             return (Difference("unknown", "", "", why),), closest.number
-        found = differences(closest.description, now.description, place.is_users)
+        found = differences(closest.description, now.description, place)
         found += _settings_changed(closest.configuration, now.configuration)
         if not found:
             # The call looks just like the one of that trace.
@@ -124,7 +127,7 @@ class TraceRecord:
         """The size of the program, found out when it is read; `None` if JAX has dropped it."""
         jaxpr, lowering = self.jaxpr(), self.lowering()
         if self._program is None and jaxpr is not None:
-            self._program = program_of(jaxpr, lowering)
+            self._program = program_of(jaxpr, lowering, self.constants)
         elif self._program is not None and self._program.memory is None:
             # It may have been compiled since.
             self._program = self._program._replace(memory=memory_in(lowering))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._html import block, table
-from .._places import CallSite
+from .._places import CallSite, is_internal
 from .description import UNKNOWN
 from .differences import Difference, listed
 from .record import Seconds, TraceRecord
@@ -50,6 +50,11 @@ class Trace:
         Mostly by another device or sharding.
         """
         return tuple(self._record.recompiled)
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether the function is a library's, and not one that users call by its name."""
+        return is_internal(self._record.place)
 
     # --- The explanation ----------------------------------------------------------------------
 
@@ -113,8 +118,9 @@ class Trace:
             f"{self.reason}; {self.seconds}{again}>"
         )
 
+    @property
     def explanation(self) -> str:
-        """Return a line for each difference, with what to do about it, if anything."""
+        """A line for each difference, with what to do about it, if anything."""
         return explanation_of(*self._record.explanation)
 
 
@@ -127,7 +133,21 @@ def explanation_of(differences: Iterable[Difference], compared_with: int | None 
 
 
 class TraceList(list[Trace]):
-    """The traces of a function: a list, which shows as a table in a notebook."""
+    """The traces of a function: a list, which shows as a table in a terminal and in a notebook."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "Nothing was traced."
+        rows = [("trace", "function", "called at", "seconds", "why")]
+        for each in self:
+            again = [f"compiled again: {text}" for text in listed(each.recompiled)]
+            why = " ".join("; ".join([each.reason, *again]).split())
+            seconds = f"{each.seconds.total:.3g}"
+            rows.append((str(each.number), each.function, str(each.call_site), seconds, why))
+        # The last column may be of any width.
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+        lines = ["  ".join(map(str.ljust, row, [*widths, 0])) for row in rows]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         if not self:
@@ -135,7 +155,7 @@ class TraceList(list[Trace]):
         headings = ("function", "trace", "why", "called at", "seconds", "arguments", "memory")
         rows: list[tuple[Any, ...]] = []
         for trace in self:
-            why = trace.explanation() or "first trace"
+            why = trace.explanation or "first trace"
             if trace.recompiled:
                 why += f"\ncompiled again:\n{explanation_of(trace.recompiled)}"
             what = trace.function, trace.number, why, trace.call_site

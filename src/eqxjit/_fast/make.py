@@ -16,13 +16,14 @@ from .._compat import (
 from .._spec.arrays import passed, wait_for
 from .._spec.static_key import Opaque, same
 from .._spec.tree import ARRAY, ARRAY_CLASSES, DICT, is_array
-from .writer import TooLarge, Writer
+from .writer import TooLarge, Writer, is_for_slow_path
 
 if native is not None:
     # What it compares with, and calls.
     native.setup(
         *(ARRAY, ArrayImpl, Tracer, np.ndarray, ARRAY_CLASSES, is_array, passed),
         *(flatten_one_level, registered_nodes, same, unflatten_node, wait_for, Opaque),
+        is_for_slow_path,
     )
 
 

@@ -14,10 +14,8 @@ Invariants:
 - Sizes and items are read anew after each child, for the same reason.
 - Specs and keys are ours, and are trusted; how many arrays and static objects they hold is checked.
 - A tuple or list of ours is made when its items are there: the garbage collector shows it to anybody.
-- If a guard raises a TypeError, a ValueError or a RecursionError (exactly these, which is how Python says
-  that a value can't be hashed, compared or walked), the slow path makes the call: it names the argument, or
-  finds that the call doesn't need this comparison. Any other error is the user's or a signal handler's, and
-  is raised at once.
+- If a guard raises an error on which the slow path has the last word (see `is_for_slow_path` in writer.py),
+  the slow path makes the call. Any other error is the user's or a signal handler's, and is raised at once.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -65,6 +63,7 @@ typedef struct {
     PyObject *array_classes; /* the classes of most arrays: these two, and NumPy's scalars */
     PyObject *is_array, *passed, *flatten, *registered, *same, *unflatten, *wait_for;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
+    PyObject *is_for_slow_path;
     NAMES(DECLARE)
     PyObject *empty; /* tuple */
 } State;
@@ -72,7 +71,8 @@ typedef struct {
 /* What `setup` takes, in the order of the structure; and all references of the state. */
 #define FROM_PYTHON(DO)                                                                                \
     DO(array_mark) DO(array_type) DO(tracer_type) DO(numpy_type) DO(array_classes) DO(is_array)        \
-    DO(passed) DO(flatten) DO(registered) DO(same) DO(unflatten) DO(wait_for) DO(opaque_type)
+    DO(passed) DO(flatten) DO(registered) DO(same) DO(unflatten) DO(wait_for) DO(opaque_type) \
+    DO(is_for_slow_path)
 #define STATE_FIELDS(DO)                                                                               \
     DO(static_type) DO(flags_type) DO(fast_type) DO(dispatcher_type) FROM_PYTHON(DO) NAMES(DO) DO(empty)
 
@@ -896,10 +896,14 @@ static PyObject *hand_over_error(State *state, InFlight *call) {
     return NULL;
 }
 
-/* Whether the slow path has the last word on what a guard raised: see the top. */
-static int is_for_slow_path(void) {
-    PyObject *types[] = {PyExc_TypeError, PyExc_ValueError, PyExc_RecursionError}, *type = PyErr_Occurred();
-    return type == types[0] || type == types[1] || type == types[2];
+/* Returns whether the slow path has the last word on what a guard raised; sets it again if not. */
+static int is_for_slow_path(State *state) {
+    PyObject *error = take_error(), *answer = PyObject_CallOneArg(state->is_for_slow_path, error);
+    int is_for_it = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (is_for_it == 0) set_error(error);
+    else Py_DECREF(error);
+    return is_for_it;
 }
 
 /* Makes a call whose arguments match. */
@@ -951,8 +955,7 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
         Py_DECREF(fast);
         if (matches > 0) return result;
         if (matches == 0) continue;
-        if (!is_for_slow_path()) return NULL;
-        PyErr_Clear();
+        if (is_for_slow_path(self->state) <= 0) return NULL;
         break;
     }
     PyObject *otherwise = self->otherwise;
@@ -1065,10 +1068,10 @@ static PyObject *settle_small(PyObject *module, PyObject *args) {
 
 static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module), new = *state, old = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
                           &new.tracer_type, &new.numpy_type, &new.array_classes, &new.is_array, &new.passed,
                           &new.flatten, &new.registered, &new.same, &new.unflatten, &new.wait_for,
-                          &new.opaque_type)) return NULL;
+                          &new.opaque_type, &new.is_for_slow_path)) return NULL;
 #define TAKE(name) Py_INCREF(new.name);
     FROM_PYTHON(TAKE)
     *state = new;

@@ -32,7 +32,7 @@ from .._spec.tree import (
     is_array,
     parts_of,
 )
-from .._text import short
+from .._text import comes_from_signal_handler, short
 from .signature import Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -54,7 +54,7 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
 {guards}
                 )
             except ($TypeError, $ValueError, $RecursionError) as $error:
-                if $type($error) not in $for_slow_path:
+                if not $is_for_slow_path($error):
                     raise
                 $matches = None
             except $KeyError as $error:
@@ -121,6 +121,18 @@ def call_of(record: list[Any]) -> Any:
     return record[2]
 
 
+def is_for_slow_path(error: BaseException) -> bool:
+    """Return whether the slow path has the last word on what a guard raised.
+
+    A `TypeError`, a `ValueError` or a `RecursionError` (exactly these) is how Python says that a
+    value can't be hashed, compared or walked. The slow path names the argument, or finds that the
+    call doesn't need the comparison. Any other error is the user's or a signal handler's, and is
+    raised at once.
+    """
+    is_pythons = type(error) in (TypeError, ValueError, RecursionError)
+    return is_pythons and not comes_from_signal_handler(error)
+
+
 def hand_over(error: BaseException, handler: Any, record: list[Any]) -> None:
     """Have the handler raise what a call in flight has raised, or a clearer error."""
     try:
@@ -137,6 +149,7 @@ _NAME = vars(type)["__name__"].__get__
 # What the source refers to by these names, with its prefix.
 _NAMED = (
     *(BaseException, KeyError, RecursionError, TypeError, ValueError, len, map, tuple, type),
+    is_for_slow_path,
     *(call_of, flatten_one_level, hand_over, has_tracers, is_array, np.ndarray, passed, same),
     *(trim, unflatten_node, wait_for),
 )
@@ -144,10 +157,6 @@ _SCOPE = {each.__name__: each for each in _NAMED} | {
     "Array": ArrayImpl,
     "absent": absent,
     "fields_of": fields_of,
-    # By which Python says that a value can't be hashed, compared or walked. The slow path has the
-    # last word on these: it names the argument, or finds that the call doesn't need the comparison.
-    # What else a guard raises is the user's or a signal handler's, and is raised at once.
-    "for_slow_path": (TypeError, ValueError, RecursionError),
     "in_flight": in_flight,
     "new_object": object.__new__,
     "new_tuple": tuple.__new__,
