@@ -140,7 +140,11 @@ def hand_over(error: BaseException, handler: Any, record: list[Any]) -> None:
     except Exception:
         # The arguments can't be taken apart again: what was raised first is the call's error.
         return
-    handler.failed_fast(error, call)
+    try:
+        handler.failed_fast(error, call)
+    finally:
+        # The traceback has this frame: what it holds would wait for the garbage collector.
+        del error, handler, record, call
 
 
 # A metaclass may refuse a class's.
