@@ -44,7 +44,7 @@ why_back_end = "native"
 native: Any = _private("eqxjit._native")
 
 # That of `native.c` as it is now: it may have been built from an older one.
-if getattr(native, "INTERFACE", None) != 60:
+if getattr(native, "INTERFACE", None) != 61:
     # No compiler where it was installed, or another Python: Python serves.
     native = None
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
