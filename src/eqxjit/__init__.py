@@ -18,6 +18,7 @@ from ._diagnostics.history import TooManyTracesError
 from ._diagnostics.log import explain_retraces
 from ._fast.make import native_enabled
 from ._reports.report import compile_report
+from ._reports.trial import trial
 
 __all__ = [
     "Packed",
@@ -32,6 +33,7 @@ __all__ = [
     "load",
     "native_enabled",
     "pack",
+    "trial",
     "uninstall",
 ]
 

@@ -6,6 +6,10 @@ it uses. JAX and Equinox are imported before it: a variable that they read at im
 
 With `--report FILE` it also writes what was traced and compiled, when and why: a page for `.html`,
 a Chrome trace for `.json`. With `--explain` the log says why functions were traced again.
+
+With `--trial` it compares results with those of Equinox's `filter_jit`, and prints how much faster
+calls are and which lines take the time; `--trial=FILE.html` writes a page. It ends with status 1 if
+results differ.
 """
 
 import argparse
@@ -25,23 +29,31 @@ from ._compat import why_back_end
 from ._deploy.install import install
 from ._diagnostics.log import explain_retraces
 from ._reports.report import CompileReport, recording
+from ._reports.trial import trial_of_program
 
 
 def main(argv: list[str]) -> None:
     """Install eqxjit, then run what the command line names; `argv` begins after `-m eqxjit`."""
     parser = argparse.ArgumentParser(
         prog="python -m eqxjit",
-        usage="%(prog)s [-h] [--info] [--report FILE] [--explain] (-m module | script) ...",
+        usage="%(prog)s [-h] [--info] [--report FILE] [--explain] [--trial[=FILE]] [--no-compare] "
+        "(-m module | script) ...",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--info", action="store_true", help="print versions, devices and switches")
     parser.add_argument("--report", type=os.path.abspath, metavar="FILE", help="write a report")
     parser.add_argument("--explain", action="store_true", help="log why functions are traced again")
+    parser.add_argument("--trial", action="store_true", help="compare with Equinox's filter_jit")
+    parser.add_argument("--trial-page", type=os.path.abspath, help=argparse.SUPPRESS)
+    parser.add_argument("--no-compare", action="store_true", help="in a trial, time only eqxjit")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", nargs="?", help="a script, or a module; then its arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    chosen = parser.parse_args(argv)
+    # An option whose value is optional would take the script for it.
+    n_ours = next((i for i, text in enumerate(argv) if text == "-m" or text.endswith(".py")), None)
+    ours = [text.replace("--trial=", "--trial-page=", 1) for text in argv[:n_ours]]
+    chosen = parser.parse_args([*ours, *(argv[n_ours:] if n_ours is not None else ())])
     if chosen.info:
         _show_info()
         return
@@ -60,6 +72,9 @@ def main(argv: list[str]) -> None:
             # However the program ends.
             stack.callback(report.save, chosen.report)
         install()
+        if chosen.trial or chosen.trial_page:
+            name, page = os.path.basename(program), chosen.trial_page
+            stack.enter_context(trial_of_program(name, page, not chosen.no_compare))
         if chosen.module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:

@@ -50,6 +50,10 @@ def is_users(filename: str) -> bool:
     return not (is_installed or filename.startswith(_LIBRARY_FILES))
 
 
+def is_jax(filename: str) -> bool:
+    return filename.startswith(_JAX_FILES)
+
+
 def is_users_module(name: str) -> bool:
     if not isinstance(name, str) or name in sys.builtin_module_names:
         return False

@@ -18,18 +18,13 @@ import jax.scipy
 from .._diagnostics.events import listeners
 from .._diagnostics.size import MANY_BYTES, Program
 from .._diagnostics.trace import COMPILING, Seconds, TraceList
-from .._html import block, paragraph, table
+from .._html import block, page, paragraph, table
 from .._places import innermost_line
 from .._text import bytes_text, times
 from .timeline import ReportSpan, chrome_trace, spans_of
 
 # Fewer operations outside of any jit aren't worth a note.
 _MANY_OPERATIONS = 10
-
-_PAGE = """<!doctype html>
-<meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<title>What was compiled</title>{}
-"""
 
 
 class ReportRow(NamedTuple):
@@ -218,7 +213,8 @@ class CompileReport:
             text = json.dumps(chrome_trace(self.spans))
         else:
             traces = _traces_of(self.spans)
-            text = _PAGE.format(self._repr_html_() + (traces._repr_html_() if traces else ""))
+            content = self._repr_html_() + (traces._repr_html_() if traces else "")
+            text = page("What was compiled", content)
         path.write_text(text, encoding="utf-8")
 
     def _shown(self) -> tuple[str, list[list[str]], list[str]]:
@@ -318,10 +314,15 @@ def compile_report() -> Iterator[CompileReport]:
         with recording(report):
             yield report
     finally:
-        ipython = sys.modules.get("IPython")
-        if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
-            from IPython.display import display
+        show(report)
 
-            display(report)
-        else:
-            print(report)
+
+def show(report: Any) -> None:
+    """Print a report, or have a notebook show it."""
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+        from IPython.display import display
+
+        display(report)
+    else:
+        print(report)

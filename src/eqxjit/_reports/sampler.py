@@ -1,0 +1,256 @@
+"""Where a thread's time goes, by the user's line: samples of all stacks, one each millisecond."""
+
+import ast
+import builtins
+import functools
+import inspect
+import itertools
+import linecache
+import sys
+import threading
+import time
+import types
+from collections import Counter, defaultdict, deque
+from typing import Any
+
+import jax
+
+from .._places import CallSite, is_jax, is_users
+
+KINDS = CALLS, COMPILING, OPERATIONS, WAITING, MOVING, PYTHON = (
+    *("jitted calls", "tracing and compiling", "operations outside jit", "waiting"),
+    *("moving data", "Python"),
+)
+
+# What a user calls of JAX, by its name on the stack; everything else there is an operation.
+_NAMES = {
+    **dict.fromkeys(("asarray", "array", "device_put", "from_dlpack"), MOVING),
+    **dict.fromkeys(
+        ("block_until_ready", "device_get", "effects_barrier", "item", "_item"), WAITING
+    ),
+    **dict.fromkeys(("tolist", "_value", "__array__", "__bool__", "__complex__"), WAITING),
+    **dict.fromkeys(("__float__", "__format__", "__index__", "__int__", "__repr__"), WAITING),
+    "__str__": WAITING,
+}
+_PjitFunction = type(jax.jit(abs))
+_INTERVAL = 1e-3
+
+# After so many seconds without a call the trial no longer expects one.
+_LONGEST_REST = 0.1
+
+#: A kind of work, and the user's line that does it.
+Place = tuple[str, CallSite]
+
+
+class Clock:
+    """Splits the time of the main thread: what the trial measures or causes, and the rest.
+
+    The time between `hold` and `release` is held: samples don't count for it.
+
+    - `is_calling`: whether it is held for a jitted call that eqxjit serves.
+    """
+
+    def __init__(self) -> None:
+        self.is_calling = False
+        self._held = 0.0
+        self._since: float | None = None
+        self._resting: float | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def is_held(self) -> bool:
+        return self._since is not None
+
+    def hold(self, now: float) -> None:
+        with self._lock:
+            if self._since is not None:
+                self._held += now - self._since
+            self._since, self._resting = now, None
+
+    def rest(self, now: float) -> None:
+        """Hold on until the next call, which most likely is near."""
+        self._resting = now
+
+    def release(self, now: float) -> None:
+        with self._lock:
+            if self._since is not None:
+                self._held += max(0.0, now - self._since)
+            self._since = self._resting = None
+
+    def free(self, now: float) -> float:
+        """Return a time that stands still while the clock is held."""
+        if self._resting is not None and now - self._resting > _LONGEST_REST:
+            self.release(self._resting)
+        with self._lock:
+            return now - self._held - (0.0 if self._since is None else now - self._since)
+
+
+class Sampler(threading.Thread):
+    """Samples all threads until `stop`: those of `ident`, the main one, are weighted by its clock.
+
+    - `seconds`: of each place of the main thread.
+    - `calls`: the samples of each line of the main thread that was in a jitted call.
+    - `others`: the samples of each other thread, by its name and by place.
+    """
+
+    def __init__(self, ident: int, clock: Clock, entrance: types.CodeType):
+        super().__init__(name="eqxjit trial", daemon=True)
+        self.seconds: defaultdict[Place, float] = defaultdict(float)
+        self.calls: Counter[CallSite] = Counter()
+        self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
+        self._main, self._clock, self._entrance = ident, clock, entrance
+        self._stopped = threading.Event()
+        # The latest samples: when, which place, and its seconds.
+        self._recent: deque[tuple[float, Place, float]] = deque(maxlen=10_000)
+
+    def restart(self) -> None:
+        """Forget all samples of the main thread."""
+        self._recent.clear()
+        self.seconds.clear()
+        self.calls.clear()
+
+    def drop(self, line: CallSite, seconds: float) -> None:
+        """Forget seconds of compiling for a line."""
+        self.seconds[COMPILING, line] -= seconds
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+    def compiled(self, since: float, line: CallSite | None) -> float:
+        """Note that the main thread has compiled since then; return the seconds that moves."""
+        moved = 0.0
+        for i in range(len(self._recent) - 1, -1, -1):
+            when, place, seconds = self._recent[i]
+            if when < since:
+                break
+            if place[0] != COMPILING:
+                new = COMPILING, line or place[1]
+                self.seconds[place] -= seconds
+                self.seconds[new] += seconds
+                self._recent[i] = when, new, seconds
+                moved += seconds
+        return moved
+
+    def run(self) -> None:
+        interval = sys.getswitchinterval()
+        # Otherwise a sample of a thread that runs Python comes five milliseconds late.
+        sys.setswitchinterval(1e-4)
+        last = self._clock.free(time.perf_counter())
+        while not self._stopped.wait(_INTERVAL):
+            frames = sys._current_frames()
+            now = time.perf_counter()
+            free = self._clock.free(now)
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            for ident, frame in frames.items():
+                if ident == self._main and self._clock.is_held:
+                    if self._clock.is_calling and (line := self._calling(frame)) is not None:
+                        self.calls[line] += 1
+                elif ident == self._main:
+                    place = place_of(frame)
+                    self.seconds[place] += free - last
+                    self._recent.append((now, place, free - last))
+                    last = free
+                elif ident != threading.get_ident():
+                    self.others[names.get(ident, str(ident))][place_of(frame)] += 1
+            del frames, frame
+        sys.setswitchinterval(interval)
+
+    def _calling(self, frame: types.FrameType | None) -> CallSite | None:
+        """Return the line that called a jitted function; None outside of such a call."""
+        while frame is not None and frame.f_code is not self._entrance:
+            frame = frame.f_back
+        return frame and _user_frame(frame)[0]
+
+
+def _user_frame(frame: types.FrameType | None) -> tuple[CallSite, types.CodeType | None]:
+    """Return the innermost line of the user's, and JAX's function that it called, if any."""
+    of_jax = None
+    while frame is not None:
+        code = frame.f_code
+        if is_users(code.co_filename):
+            return CallSite(code.co_filename, frame.f_lineno, code.co_qualname), of_jax
+        if is_jax(code.co_filename):
+            of_jax = code
+        frame = frame.f_back
+    return CallSite("<unknown>", 0), of_jax
+
+
+def place_of(frame: types.FrameType) -> Place:
+    """Return what a thread is doing, by its innermost frame, and for which line of the user's."""
+    line, of_jax = _user_frame(frame)
+    if of_jax is not None:
+        return _NAMES.get(of_jax.co_name, OPERATIONS), line
+    return _kind_of_call(frame), line
+
+
+# --- Calls without a frame ------------------------------------------------------------------------
+# `jnp.sin(x)`, `np.asarray(x)` and `x.block_until_ready()` run in C. What a frame calls is read
+# from its source, by the place of its current instruction.
+
+
+def _kind_of_call(frame: types.FrameType) -> str:
+    call = _call_at(frame.f_code, frame.f_lasti)
+    if call is None:
+        return PYTHON
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "block_until_ready":
+        return WAITING
+    callee = _value_of(call.func, frame)
+    module = str(getattr(callee, "__module__", None) or "").partition(".")[0]
+    if isinstance(callee, _PjitFunction):
+        return OPERATIONS if module in ("jax", "jaxlib") else CALLS
+    if module == "numpy" and call.args and getattr(callee, "__name__", "") in ("array", "asarray"):
+        # What can't be told, as the result of another call, is JAX's more often than not.
+        given = _value_of(call.args[0], frame)
+        return WAITING if isinstance(given, (jax.Array, ast.AST)) else PYTHON
+    return OPERATIONS if module in ("jax", "jaxlib") else PYTHON
+
+
+@functools.lru_cache(maxsize=4096)
+def _call_at(code: types.CodeType, offset: int) -> ast.Call | None:
+    """Return the call that an instruction makes; None if it makes none, or has no source."""
+    place = next(itertools.islice(code.co_positions(), offset // 2, None), (None,) * 4)
+    first, last, start, stop = place
+    if None in place:
+        return None
+    lines = linecache.getlines(code.co_filename)[first - 1 : last]  # type: ignore[operator]
+    if not lines:
+        return None
+    # Columns count bytes.
+    lines = [line.encode() for line in lines]
+    lines[-1] = lines[-1][:stop]
+    lines[0] = lines[0][start:]
+    try:
+        found = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    return found if isinstance(found, ast.Call) else None
+
+
+def _value_of(node: ast.expr, frame: types.FrameType) -> Any:
+    """Return the value of a name or an attribute, running no code; the node for anything else."""
+    if isinstance(node, ast.Name):
+        code, name = frame.f_code, node.id
+        if name in {*code.co_varnames, *code.co_cellvars, *code.co_freevars}:
+            return _local(frame, name)
+        return frame.f_globals.get(name, getattr(builtins, name, None))
+    if isinstance(node, ast.Attribute):
+        owner = _value_of(node.value, frame)
+        if isinstance(owner, types.ModuleType):
+            return vars(owner).get(node.attr)
+        return (
+            node if isinstance(owner, ast.AST) else inspect.getattr_static(owner, node.attr, None)
+        )
+    return None if isinstance(node, (ast.Constant, ast.List, ast.ListComp, ast.Tuple)) else node
+
+
+def _local(frame: types.FrameType, name: str) -> Any:
+    is_copy = sys.version_info < (3, 13) and bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+    if is_copy and (frame.f_trace is not None or "locals" in frame.f_code.co_names):
+        # A debugger, or the function itself, uses the same copy.
+        return None
+    found = frame.f_locals.get(name)
+    if is_copy:
+        # The frame would keep it, with arrays that the function drops.
+        frame.f_locals.clear()
+    return found
