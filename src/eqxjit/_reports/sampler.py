@@ -55,34 +55,36 @@ class Clock:
         self._held = 0.0
         self._since: float | None = None
         self._resting: float | None = None
-        self._lock = threading.Lock()
+
+    # No lock, which would take as long as these do: where two threads meet, one sample is off.
 
     @property
     def is_held(self) -> bool:
         return self._since is not None
 
     def hold(self, now: float) -> None:
-        with self._lock:
-            if self._since is not None:
-                self._held += now - self._since
-            self._since, self._resting = now, None
+        if self._since is not None:
+            self._held += now - self._since
+            self._resting = None
+        self._since = now
 
     def rest(self, now: float) -> None:
         """Hold on until the next call, which most likely is near."""
         self._resting = now
 
     def release(self, now: float) -> None:
-        with self._lock:
-            if self._since is not None:
-                self._held += max(0.0, now - self._since)
-            self._since = self._resting = None
+        since, self._since = self._since, None
+        if since is not None:
+            self._held += max(0.0, now - since)
 
     def free(self, now: float) -> float:
         """Return a time that stands still while the clock is held."""
-        if self._resting is not None and now - self._resting > _LONGEST_REST:
-            self.release(self._resting)
-        with self._lock:
-            return now - self._held - (0.0 if self._since is None else now - self._since)
+        resting = self._resting
+        if resting is not None and now - resting > _LONGEST_REST:
+            self._resting = None
+            self.release(resting)
+        since = self._since
+        return now - self._held - (0.0 if since is None else now - since)
 
 
 class Sampler(threading.Thread):
@@ -199,11 +201,12 @@ def _kind_of_call(frame: types.FrameType) -> str:
     module = str(getattr(callee, "__module__", None) or "").partition(".")[0]
     if isinstance(callee, _PjitFunction):
         return OPERATIONS if module in ("jax", "jaxlib") else CALLS
-    if module == "numpy" and call.args and getattr(callee, "__name__", "") in ("array", "asarray"):
+    name = getattr(callee, "__name__", "")
+    if module == "numpy" and call.args and name in ("array", "asarray"):
         # What can't be told, as the result of another call, is JAX's more often than not.
         given = _value_of(call.args[0], frame)
         return WAITING if isinstance(given, (jax.Array, ast.AST)) else PYTHON
-    return OPERATIONS if module in ("jax", "jaxlib") else PYTHON
+    return _NAMES.get(name, OPERATIONS) if module in ("jax", "jaxlib") else PYTHON
 
 
 @functools.lru_cache(maxsize=4096)

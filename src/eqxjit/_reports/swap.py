@@ -24,6 +24,7 @@ from .._core.wrapper import JitFunction
 from .._diagnostics.events import listeners
 from .._diagnostics.trace import TRACING, Trace
 from .._places import CallSite, captured, code_of, innermost_line, place_of, trim, wrapped_by
+from .._spec.static_key import CONSTANTS
 from .._spec.tree import combine, split
 from .comparison import Unequal, compare, compare_errors
 from .sampler import Clock, Sampler
@@ -59,7 +60,8 @@ class Tried:
 
     - `effects`: why at most one call is compared, or none if it `is_excluded`; empty without a
         reason.
-    - `compared`: how many calls were compared; `by_structure`: those of each spec.
+    - `compared`: how many calls were compared; `by_structure`: those of each spec, of which
+        `statics` has the static objects of the first.
     - `unequal`: the first parts that differed, by their paths.
     - `known`: how calls differ that differ as documented; empty if none does.
     - `traces`: those that eqxjit has made in calls during the trial.
@@ -77,6 +79,7 @@ class Tried:
     calls: int = 0
     compared: int = 0
     by_structure: Counter[Any] = dataclasses.field(default_factory=Counter)
+    statics: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
     unequal: dict[str, Unequal] = dataclasses.field(default_factory=dict)
     known: str = ""
     traces: list[Trace] = dataclasses.field(default_factory=list)
@@ -109,22 +112,48 @@ class _Thread(threading.local):
 class Interceptor:
     """Called in the place of a wrapper while a trial is on; `ours` is a copy of the wrapper."""
 
-    __slots__ = "ours", "swap", "theirs", "tried"
+    __slots__ = "n_quick", "ours", "swap", "theirs", "tried"
 
     def __init__(self, swap: "Swap", ours: Any):
         self.swap, self.ours = swap, ours
         self.theirs: Any = None
-        self.tried: Tried | None = None
+        self.tried: Any = None
+        #: How many of the next calls are timed, and no more.
+        self.n_quick = 0
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        thread = self.swap.thread
+        now = time.perf_counter()
+        swap = self.swap
+        thread = swap.thread
         # A call that is traced is part of another program; one in a callback, of another call.
         if thread.is_inside or is_transforming():
             return self.ours(*args, **kwargs)
         thread.is_inside = True
         try:
-            return self.swap.call(self, args, kwargs)
+            if not self.n_quick or threading.get_ident() != swap.main:
+                return swap.call(self, args, kwargs, now)
+            # As `Swap.call`, for most calls of a loop: what it takes itself would show in shares.
+            self.n_quick -= 1
+            clock = swap.clock
+            clock.hold(now)
+            clock.is_calling = True
+            thread.has_compiled = False
+            start = time.perf_counter()
+            try:
+                result = self.ours(*args, **kwargs)
+            finally:
+                end = time.perf_counter()
+                clock.is_calling = False
+                swap.add_quick(self, start, end)
+                finish = time.perf_counter()
+                clock.release(finish)
+                # Half of what this takes counts as the call. In a program that does something for
+                # a fixed time it takes the place of calls; in another one it comes on top.
+                swap.calling += (finish - end + start - now) / 2
+            if thread.has_compiled:
+                swap.compare_new(self, args, kwargs, result, time.perf_counter())
+            return result
         except BaseException:
             trim()
             raise
@@ -158,6 +187,7 @@ class Swap:
         #: The latest call: whose it was, how it was served, when it began, what the trial took.
         self._last: tuple[Tried, str, float, float] | None = None
         self._seen: set[Any] = set()
+        self._intercepted: dict[int, weakref.ref[Any]] = {}
 
     # --- Interception -------------------------------------------------------------------------
 
@@ -170,8 +200,13 @@ class Swap:
             if not self.thread.is_copying:
                 self._intercept(wrapper)
 
-        for wrapper in _wrappers():
-            self._intercept(wrapper)
+        if gc.get_freeze_count():
+            # Frozen objects aren't listed.
+            gc.unfreeze()
+        for wrapper in [each for each in gc.get_objects() if isinstance(each, JitFunction)]:
+            if hasattr(wrapper, "_handler"):
+                # It isn't being unpickled at this moment.
+                self._intercept(wrapper)
         JitFunction.__init__ = init
         listeners.append(self._observe)
         self.begun = self._block_begun = self._free_before = time.perf_counter()
@@ -184,8 +219,9 @@ class Swap:
             self.sampler.stop()
             listeners.remove(self._observe)
             JitFunction.__init__ = make
-            for wrapper in _wrappers():
-                _set_interceptor(wrapper, None)
+            for wrapper in [ref() for ref in [*self._intercepted.values()]]:
+                if wrapper is not None:
+                    _set_interceptor(wrapper, None)
 
     def _intercept(self, wrapper: Any) -> None:
         self.thread.is_copying = True
@@ -195,6 +231,9 @@ class Swap:
         finally:
             self.thread.is_copying = False
         _set_interceptor(wrapper, Interceptor(self, ours))
+        # Not a `WeakSet`, because the hash of a wrapper is that of its arrays.
+        key, intercepted = id(wrapper), self._intercepted
+        intercepted[key] = weakref.ref(wrapper, lambda _: intercepted.pop(key, None))
 
     def free(self) -> float:
         """Return the seconds outside of jitted calls, since the first warm call if there is one."""
@@ -202,10 +241,9 @@ class Swap:
 
     # --- A call -------------------------------------------------------------------------------
 
-    def call(self, to: Interceptor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, to: Interceptor, args: Any, kwargs: Any, now: float) -> Any:
         __tracebackhide__ = True
-        now = time.perf_counter()
-        tried = to.tried = to.tried or self._tried(to.ours)
+        tried = to.tried = self._tried(to.ours)
         is_main = threading.get_ident() == self.main
         mode = OURS
         if is_main:
@@ -225,27 +263,67 @@ class Swap:
             with prints:
                 start, result, error, end = self._timed(served, args, kwargs, mode)
             seconds = end - start
-            has_traced = self._account(tried, mode, start, end, is_main)
-            if has_traced and not is_compared:
-                tried.n_due = _N_FIRST
-                if not tried.donates:
-                    # The structure is a new one: its arguments are still there.
-                    parts, is_compared = self._look(tried, mode, args, kwargs, now)
-                    given = _copied(parts[1], False) if parts else []
-            if parts and is_compared:
-                if prints.n_printed:
-                    tried.effects = tried.effects or "it prints while it is traced"
+            self._account(tried, mode, start, end, is_main)
+            if prints.n_printed:
+                tried.effects = tried.effects or "it prints"
+            if is_compared:
                 self._compare(to, tried, parts, given, result, error)
         finally:
-            finish = time.perf_counter()
-            self.spent += finish - now - seconds
-            self._used += finish - now - seconds
-            if is_main:
-                self._last = tried, mode, now, finish - now - seconds
-                self.clock.release(finish) if mode is OURS else self.clock.rest(finish)
-        if error is not None:
-            raise error
-        return result
+            own = self._end(now, seconds, is_main, mode is OURS)
+            self._last = (tried, mode, now, own) if is_main else self._last
+        if self.thread.traces and not is_compared and error is None:
+            self.compare_new(to, args, kwargs, result, time.perf_counter())
+        if mode is OURS and is_main and self.is_steady and tried.n_in_block > _N_COLD:
+            is_quick = seconds < 1e-3 and (tried.n_due <= 0 or not self.compares)
+            # Those that donate can't be compared after the call.
+            is_safe = not tried.donates or not self.compares
+            most = _ONE_IN if is_safe else 8 if tried.calls > 100 else 0
+            to.n_quick = random.randrange(most) if is_quick and most else 0
+        try:
+            if error is not None:
+                raise error
+            return result
+        finally:
+            # Its traceback has this frame.
+            del error
+
+    def add_quick(self, to: Interceptor, start: float, end: float) -> None:
+        tried = to.tried
+        self._end_period(start)
+        self._last = tried, OURS, start, 0.0
+        self._n_in_block += 1
+        tried.calls += 1
+        if self.thread.has_compiled:
+            to.n_quick = 0
+            self._account(tried, OURS, start, end, True)
+        else:
+            self.calling += end - start
+            tried.times[OURS].append(end - start)
+
+    def compare_new(self, to: Interceptor, args: Any, kwargs: Any, result: Any, now: float) -> None:
+        """Compare a call that has traced for a new structure; if it donates, the next ones."""
+        to.tried.n_due, is_main = _N_FIRST, threading.get_ident() == self.main
+        if not self.thread.traces or to.tried.donates:
+            return
+        if is_main:
+            self.clock.hold(now)
+        parts, is_compared = self._look(to.tried, OURS, args, kwargs, now)
+        if is_compared:
+            # Its arguments are still there.
+            given = _copied(parts[1], False)
+            self._compare(to, to.tried, parts, given, result, None)
+        self._end(now, 0.0, is_main, True)
+        self._last = None if is_main else self._last
+
+    def _end(self, now: float, seconds: float, is_main: bool, is_free: bool) -> float:
+        """Return what the trial took since then, beside a call that took some seconds."""
+        finish = time.perf_counter()
+        own = finish - now - seconds
+        self.spent += own
+        self._used += own
+        if is_main:
+            self.clock.release(finish) if is_free else self.clock.rest(finish)
+        return own
 
     def _timed(
         self, served: Any, args: Any, kwargs: Any, mode: str
@@ -270,7 +348,7 @@ class Swap:
         seconds, traces = end - start, self.thread.traces
         if self.thread.has_compiled:
             if mode is THEIRS:
-                self._used -= seconds
+                pass
             elif is_main and traces and not tried.traces:
                 self.startup += seconds
             elif is_main:
@@ -347,8 +425,8 @@ class Swap:
     ) -> tuple[Any, bool]:
         """Return a call's parts, None unless they are needed; and whether the call is compared."""
         is_due = tried.n_due > 0 or self.thread.traces
-        is_done = tried.is_excluded or (mode is not THEIRS and tried.effects and tried.compared)
-        if not self.compares or is_done:
+        is_done = tried.effects and tried.compared
+        if not self.compares or tried.is_excluded or (is_done and mode is not THEIRS):
             return None, False
         is_random = random.random() < 1 / _ONE_IN
         can = self._may_use(now, 1e-4)
@@ -362,13 +440,21 @@ class Swap:
         if _has_state(tried, parts[2]):
             return None, False
         tried.n_due -= 1
-        n = tried.by_structure[parts[0]]
+        spec, _, statics = parts
+        n, known = tried.by_structure[spec], tried.statics.get(spec)
+        is_known = known and all(
+            a is b or type(a) in CONSTANTS for a, b in zip(statics, known, strict=True)
+        )
+        if is_done:
+            return (parts if is_known else None), False
         if not n:
-            # Equinox is not to serve it yet, either: it might return what it has traced for an
-            # equal value, as 1 and True.
             return parts, True
-        is_wanted = n < _N_FIRST or (is_random and mode is OURS)
-        return parts, is_wanted and self._may_use(now, max(tried.times[OURS], default=0.0))
+        # Equinox might return the other object, or what it has traced for it.
+        n_wanted = _N_FIRST if is_known else 2 * _N_FIRST
+        is_wanted = n < n_wanted or (is_random and mode is OURS)
+        if is_wanted and self._may_use(now, max(tried.times[OURS], default=0.0)):
+            return parts, True
+        return (parts if is_known else None), False
 
     def _upstream(self, to: Interceptor) -> Any:
         to.theirs = to.theirs or _upstream(to.ours.__wrapped__, to.ours._function.options)
@@ -380,6 +466,7 @@ class Swap:
         spec, _, statics = parts
         tried.compared += 1
         tried.by_structure[spec] += 1
+        tried.statics.setdefault(spec, statics)
 
         def run(served: Any) -> tuple[Any, Any]:
             args, kwargs = combine(spec, iter(_copied(given, tried.donates)), iter(statics))
@@ -421,12 +508,6 @@ class Swap:
                 self.sampler.drop(line, moved)
                 self.startup += moved
                 self._free_before += moved
-
-
-def _wrappers() -> list[Any]:
-    # A wrapper that is being unpickled has no handler yet.
-    found = [each for each in gc.get_objects() if isinstance(each, JitFunction)]
-    return [each for each in found if hasattr(each, "_handler")]
 
 
 def _set_interceptor(wrapper: Any, interceptor: Interceptor | None) -> None:
