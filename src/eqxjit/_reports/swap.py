@@ -442,7 +442,7 @@ class Swap:
         tried.n_due -= 1
         spec, _, statics = parts
         n, known = tried.by_structure[spec], tried.statics.get(spec)
-        is_known = known and all(
+        is_known = known is not None and all(
             a is b or type(a) in CONSTANTS for a, b in zip(statics, known, strict=True)
         )
         if is_done:
