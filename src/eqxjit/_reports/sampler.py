@@ -1,11 +1,13 @@
 """Where a thread's time goes, by the user's line: samples of all stacks, one each millisecond."""
 
+import _thread
 import ast
 import builtins
 import functools
 import inspect
 import itertools
 import linecache
+import signal
 import sys
 import threading
 import time
@@ -34,6 +36,12 @@ _NAMES = {
 }
 _PjitFunction = type(jax.jit(abs))
 _INTERVAL = 1e-3
+
+# The handler of a signal that nobody sends samples the main thread, because another thread can't
+# look at frames safely: in Python 3.11 one whose arrays are being freed is still on the stack. So
+# other threads are looked at in one of so many samples only.
+_SIGNAL = getattr(signal, "SIGRTMAX", None)
+_OTHERS = 20
 
 # After so many seconds without a call the trial no longer expects one.
 _LONGEST_REST = 0.1
@@ -102,6 +110,9 @@ class Sampler(threading.Thread):
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
         self._main, self._clock, self._entrance = ident, clock, entrance
         self._stopped = threading.Event()
+        self._last = 0.0
+        # What handled the signal before; None without one.
+        self._handler: Any = None
         # The latest samples: when, which place, and its seconds.
         self._recent: deque[tuple[float, Place, float]] = deque(maxlen=10_000)
 
@@ -114,10 +125,6 @@ class Sampler(threading.Thread):
     def drop(self, line: CallSite, seconds: float) -> None:
         """Forget seconds of compiling for a line."""
         self.seconds[COMPILING, line] -= seconds
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join()
 
     def compiled(self, since: float, line: CallSite | None) -> float:
         """Note that the main thread has compiled since then; return the seconds that moves."""
@@ -138,25 +145,51 @@ class Sampler(threading.Thread):
         interval = sys.getswitchinterval()
         # Otherwise a sample of a thread that runs Python comes five milliseconds late.
         sys.setswitchinterval(1e-4)
-        last = self._clock.free(time.perf_counter())
-        while not self._stopped.wait(_INTERVAL):
-            frames = sys._current_frames()
-            now = time.perf_counter()
-            free = self._clock.free(now)
+        by_signal = self._handler is not None
+        for n in itertools.count():
+            if self._stopped.wait(_INTERVAL):
+                break
+            if by_signal:
+                # No signal is sent: Python calls the handler as if one had come.
+                _thread.interrupt_main(_SIGNAL)
+            if by_signal and n % _OTHERS:
+                continue
             names = {thread.ident: thread.name for thread in threading.enumerate()}
-            for ident, frame in frames.items():
-                if ident == self._main and self._clock.is_held:
-                    if self._clock.is_calling and (line := self._calling(frame)) is not None:
-                        self.calls[line] += 1
-                elif ident == self._main:
-                    place = place_of(frame)
-                    self.seconds[place] += free - last
-                    self._recent.append((now, place, free - last))
-                    last = free
-                elif ident != threading.get_ident():
+            for ident, frame in sys._current_frames().items():
+                if ident == self._main and not by_signal:
+                    self._sample(0, frame)
+                elif ident not in (self._main, self.ident):
                     self.others[names.get(ident, str(ident))][place_of(frame)] += 1
-            del frames, frame
+                del frame
         sys.setswitchinterval(interval)
+
+    def start(self) -> None:
+        if _SIGNAL and threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(_SIGNAL, self._sample)
+        self._last = self._clock.free(time.perf_counter())
+        super().start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+        if self._handler is not None:
+            signal.signal(_SIGNAL, self._handler)
+
+    def _sample(self, _: int, frame: types.FrameType | None) -> None:
+        """Add the time since the last sample to what the main thread is doing."""
+        clock, now = self._clock, time.perf_counter()
+        free = clock.free(now)
+        if clock.is_held:
+            if clock.is_calling and (line := self._calling(frame)) is not None:
+                self.calls[line] += 1
+            return
+        clock.hold(now)
+        if frame is not None:
+            place = place_of(frame)
+            self.seconds[place] += free - self._last
+            self._recent.append((now, place, free - self._last))
+            self._last = free
+        clock.release(time.perf_counter())
 
     def _calling(self, frame: types.FrameType | None) -> CallSite | None:
         """Return the line that called a jitted function; None outside of such a call."""

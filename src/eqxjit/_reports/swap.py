@@ -101,6 +101,11 @@ class Tried:
             return False
         return len(self.times[mode]) < _N_TIMES
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether there are enough times. Later ones, of a busier machine, would mislead."""
+        return len(self.times[THEIRS]) >= _N_TIMES
+
 
 class _Thread(threading.local):
     is_inside = is_copying = False
@@ -298,7 +303,8 @@ class Swap:
             self._account(tried, OURS, start, end, True)
         else:
             self.calling += end - start
-            tried.times[OURS].append(end - start)
+            if not tried.is_timed:
+                tried.times[OURS].append(end - start)
 
     def compare_new(self, to: Interceptor, args: Any, kwargs: Any, result: Any, now: float) -> None:
         """Compare a call that has traced for a new structure; if it donates, the next ones."""
@@ -362,7 +368,8 @@ class Swap:
             self.startup = start - self.begun - self.spent
             self._free_before = self.clock.free(start)
             self.sampler.restart()
-        (tried.times if tried.n_in_block > _N_COLD else tried.cold)[mode].append(seconds)
+        if not tried.is_timed:
+            (tried.times if tried.n_in_block > _N_COLD else tried.cold)[mode].append(seconds)
         if mode is THEIRS:
             typical = tried.times[OURS] or tried.cold[OURS] or [seconds]
             self._used += max(0.0, seconds - typical[-1])
@@ -412,7 +419,7 @@ class Swap:
         if self._last is not None:
             tried, mode, begun, own = self._last
             self._last = None
-            if self.is_steady and tried.n_in_block > _N_COLD:
+            if self.is_steady and tried.n_in_block > _N_COLD and not tried.is_timed:
                 tried.periods[mode].append(now - begun - own)
 
     def _may_use(self, now: float, seconds: float = 0.0) -> bool:

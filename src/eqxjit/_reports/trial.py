@@ -265,9 +265,9 @@ def _row(tried: Tried) -> TrialFunction:
 
 
 def _mean(seconds: Iterable[float]) -> float:
-    """Return the mean without the longest tenth: what a machine does beside shows there."""
+    """Return the mean without the longest: the loop may do something else there now and then."""
     kept = sorted(seconds)
-    kept = kept[: max(1, len(kept) * 9 // 10)]
+    kept = kept[: max(1, len(kept) * 97 // 100)]
     return statistics.fmean(kept) if kept else 0.0
 
 
