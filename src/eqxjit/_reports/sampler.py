@@ -1,6 +1,5 @@
 """Where a thread's time goes, by the user's line: samples of all stacks, one each millisecond."""
 
-import _thread
 import ast
 import builtins
 import functools
@@ -37,11 +36,10 @@ _NAMES = {
 _PjitFunction = type(jax.jit(abs))
 _INTERVAL = 1e-3
 
-# The handler of a signal that nobody sends samples the main thread, because another thread can't
-# look at frames safely: in Python 3.11 one whose arrays are being freed is still on the stack. So
-# other threads are looked at in one of so many samples only.
-_SIGNAL = getattr(signal, "SIGRTMAX", None)
-_OTHERS = 20
+# A timer interrupts the main thread, which then samples itself: after what it runs in C, and where
+# looking at frames is safe. (In Python 3.11 another thread may find one that is being freed.) Other
+# threads are looked at less often.
+_LONG_INTERVAL = 0.05
 
 # After so many seconds without a call the trial no longer expects one.
 _LONGEST_REST = 0.1
@@ -142,38 +140,32 @@ class Sampler(threading.Thread):
         return moved
 
     def run(self) -> None:
-        interval = sys.getswitchinterval()
-        # Otherwise a sample of a thread that runs Python comes five milliseconds late.
-        sys.setswitchinterval(1e-4)
-        by_signal = self._handler is not None
-        for n in itertools.count():
-            if self._stopped.wait(_INTERVAL):
-                break
-            if by_signal:
-                # No signal is sent: Python calls the handler as if one had come.
-                _thread.interrupt_main(_SIGNAL)
-            if by_signal and n % _OTHERS:
-                continue
+        while not self._stopped.wait(_INTERVAL if self._handler is None else _LONG_INTERVAL):
             names = {thread.ident: thread.name for thread in threading.enumerate()}
             for ident, frame in sys._current_frames().items():
-                if ident == self._main and not by_signal:
+                if ident == self._main and self._handler is None:
                     self._sample(0, frame)
                 elif ident not in (self._main, self.ident):
                     self.others[names.get(ident, str(ident))][place_of(frame)] += 1
                 del frame
-        sys.setswitchinterval(interval)
 
     def start(self) -> None:
-        if _SIGNAL and threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(_SIGNAL, self._sample)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and hasattr(signal, "setitimer") and not signal.getitimer(signal.ITIMER_REAL)[0]:
+            self._handler = signal.signal(signal.SIGALRM, self._sample)
+            # What waits in the operating system goes on waiting.
+            signal.siginterrupt(signal.SIGALRM, False)
+            signal.setitimer(signal.ITIMER_REAL, _INTERVAL, _INTERVAL)
         self._last = self._clock.free(time.perf_counter())
         super().start()
 
     def stop(self) -> None:
         self._stopped.set()
+        # Not if the program has set an alarm of its own.
+        if self._handler is not None and signal.getsignal(signal.SIGALRM) == self._sample:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._handler)
         self.join()
-        if self._handler is not None:
-            signal.signal(_SIGNAL, self._handler)
 
     def _sample(self, _: int, frame: types.FrameType | None) -> None:
         """Add the time since the last sample to what the main thread is doing."""
