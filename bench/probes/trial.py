@@ -25,7 +25,7 @@ def call(model, x):
 def slow(x, times):
     return jax.lax.fori_loop(0, times, lambda i, x: x @ x / 300, x).sum()
 
-model, x = eqx.nn.MLP(4, 2, 8, 3, key=jax.random.key(0)), jnp.ones((8, 4))
+model, x = eqx.nn.MLP(4, 2, 8, 20, key=jax.random.key(0)), jnp.ones((8, 4))
 big = jnp.ones((300, 300))
 
 def until(kind, do):
@@ -111,7 +111,7 @@ def shares(n: int, options: list[str]) -> None:
     for milliseconds, wait in _CASES:
         script = _SHARES.replace("WAIT", wait).replace("import json,", "import numpy as np, json,")
         arguments = json.dumps(dict(zip(_KINDS, milliseconds, strict=True))), str(n)
-        alone = json.loads(_run(script, "-h"[:0] or "--explain", *arguments).splitlines()[-1])
+        alone = json.loads(_run(script, "--explain", *arguments).splitlines()[-1])
         output = _run(script, "--trial", *options, *arguments)
         within = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
         found = _printed(output)

@@ -41,9 +41,6 @@ _INTERVAL = 1e-3
 # threads are looked at less often.
 _LONG_INTERVAL = 0.05
 
-# After so many seconds without a call the trial no longer expects one.
-_LONGEST_REST = 0.1
-
 #: A kind of work, and the user's line that does it.
 Place = tuple[str, CallSite]
 
@@ -74,9 +71,9 @@ class Clock:
             self._resting = None
         self._since = now
 
-    def rest(self, now: float) -> None:
-        """Hold on until the next call, which most likely is near."""
-        self._resting = now
+    def rest(self, until: float) -> None:
+        """Hold on until the next call, or until then."""
+        self._resting = until
 
     def release(self, now: float) -> None:
         since, self._since = self._since, None
@@ -86,7 +83,7 @@ class Clock:
     def free(self, now: float) -> float:
         """Return a time that stands still while the clock is held."""
         resting = self._resting
-        if resting is not None and now - resting > _LONGEST_REST:
+        if resting is not None and now > resting:
             self._resting = None
             self.release(resting)
         since = self._since
@@ -178,9 +175,14 @@ class Sampler(threading.Thread):
         clock.hold(now)
         if frame is not None:
             place = place_of(frame)
-            self.seconds[place] += free - self._last
-            self._recent.append((now, place, free - self._last))
-            self._last = free
+            seconds = free - self._last
+            if seconds > 1.5 * _INTERVAL:
+                # What runs in C has delayed it. What follows the last tick belongs to the next one,
+                # as what precedes the first belongs to this one.
+                seconds -= seconds % _INTERVAL
+            self.seconds[place] += seconds
+            self._recent.append((now, place, seconds))
+            self._last += seconds
         clock.release(time.perf_counter())
 
     def _calling(self, frame: types.FrameType | None) -> CallSite | None:

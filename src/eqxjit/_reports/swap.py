@@ -38,7 +38,11 @@ _N_FIRST, _ONE_IN = 3, 50
 
 # A block ends after so many calls or seconds. The first calls of a function in a block run with
 # cold caches. A function with so many times of each kind is timed no more.
-_BLOCK_CALLS, _BLOCK_SECONDS, _N_COLD, _N_TIMES = 24, 0.25, 3, 400
+_BLOCK_CALLS, _BLOCK_SECONDS, _N_COLD, _N_TIMES = 24, 0.1, 3, 400
+
+# Lines are sampled in other phases than blocks are timed in, four times as long. These take so many
+# seconds, at first and at most.
+_PHASE, _LONGEST_PHASE = 0.05, 0.4
 
 # The part of the run that the trial's own work may take; a short run may take some seconds more.
 _BUDGET, _AT_ONCE = 0.25, 0.1
@@ -188,6 +192,7 @@ class Swap:
         self._free_before = self.begun
         # Without compilations of Equinox's.
         self._used = 0.0
+        self._is_mixed, self._phase, self._phase_ends = False, _PHASE, 0.0
         self._block, self._n_in_block, self._block_begun = 0, 0, self.begun
         #: The latest call: whose it was, how it was served, when it began, what the trial took.
         self._last: tuple[Tried, str, float, float] | None = None
@@ -274,11 +279,12 @@ class Swap:
             if is_compared:
                 self._compare(to, tried, parts, given, result, error)
         finally:
-            own = self._end(now, seconds, is_main, mode is OURS)
-            self._last = (tried, mode, now, own) if is_main else self._last
+            own = self._end(now, seconds, is_main)
+            if is_main and self._is_mixed:
+                self._last = tried, mode, now, own
         if self.thread.traces and not is_compared and error is None:
             self.compare_new(to, args, kwargs, result, time.perf_counter())
-        if mode is OURS and is_main and self.is_steady and tried.n_in_block > _N_COLD:
+        if is_main and self.is_steady and not self._is_mixed:
             is_quick = seconds < 1e-3 and (tried.n_due <= 0 or not self.compares)
             # Those that donate can't be compared after the call.
             is_safe = not tried.donates or not self.compares
@@ -294,17 +300,13 @@ class Swap:
 
     def add_quick(self, to: Interceptor, start: float, end: float) -> None:
         tried = to.tried
-        self._end_period(start)
-        self._last = tried, OURS, start, 0.0
-        self._n_in_block += 1
         tried.calls += 1
         if self.thread.has_compiled:
             to.n_quick = 0
             self._account(tried, OURS, start, end, True)
         else:
             self.calling += end - start
-            if not tried.is_timed:
-                tried.times[OURS].append(end - start)
+            tried.cold[OURS].append(end - start)
 
     def compare_new(self, to: Interceptor, args: Any, kwargs: Any, result: Any, now: float) -> None:
         """Compare a call that has traced for a new structure; if it donates, the next ones."""
@@ -318,17 +320,20 @@ class Swap:
             # Its arguments are still there.
             given = _copied(parts[1], False)
             self._compare(to, to.tried, parts, given, result, None)
-        self._end(now, 0.0, is_main, True)
+        self._end(now, 0.0, is_main)
         self._last = None if is_main else self._last
 
-    def _end(self, now: float, seconds: float, is_main: bool, is_free: bool) -> float:
+    def _end(self, now: float, seconds: float, is_main: bool) -> float:
         """Return what the trial took since then, beside a call that took some seconds."""
         finish = time.perf_counter()
         own = finish - now - seconds
         self.spent += own
         self._used += own
         if is_main:
-            self.clock.release(finish) if is_free else self.clock.rest(finish)
+            if self._is_mixed:
+                self.clock.rest(self._phase_ends)
+            else:
+                self.clock.release(finish)
         return own
 
     def _timed(
@@ -367,13 +372,14 @@ class Swap:
             self.is_steady, self.calling, self.compiling = True, 0.0, 0.0
             self.startup = start - self.begun - self.spent
             self._free_before = self.clock.free(start)
+            self._phase_ends = start + _PHASE / 4
             self.sampler.restart()
-        if not tried.is_timed:
-            (tried.times if tried.n_in_block > _N_COLD else tried.cold)[mode].append(seconds)
+        is_warm = self._is_mixed and tried.n_in_block > _N_COLD and not tried.is_timed
+        (tried.times if is_warm else tried.cold)[mode].append(seconds)
         if mode is THEIRS:
             typical = tried.times[OURS] or tried.cold[OURS] or [seconds]
             self._used += max(0.0, seconds - typical[-1])
-        if mode is not OURS:
+        if is_main and self._is_mixed:
             tried.n_elsewhere += 1
         elif is_main:
             self.calling += seconds
@@ -401,6 +407,12 @@ class Swap:
     # --- Blocks -------------------------------------------------------------------------------
 
     def _mode_of(self, tried: Tried, now: float) -> str:
+        if not (self.is_steady and self.compares):
+            return OURS
+        if now >= self._phase_ends:
+            self._next_phase(now)
+        if not self._is_mixed:
+            return OURS
         seconds = now - self._block_begun
         is_long = seconds > _BLOCK_SECONDS and self._n_in_block > 2 * _N_COLD
         if self._n_in_block >= _BLOCK_CALLS or is_long:
@@ -410,16 +422,23 @@ class Swap:
         if tried.block != self._block:
             tried.block, tried.n_in_block = self._block, 0
         tried.n_in_block += 1
-        mode = _TURNS[self._block % len(_TURNS)] if self.is_steady and self.compares else OURS
-        if mode is not OURS and not (tried.can_be(mode) and self._may_use(now)):
-            return OURS
-        return mode
+        mode = _TURNS[self._block % len(_TURNS)]
+        return mode if tried.can_be(mode) and self._may_use(now) else OURS
+
+    def _next_phase(self, now: float) -> None:
+        """Begin a phase in which blocks are timed, or one in which lines are sampled."""
+        if self._is_mixed:
+            self._is_mixed, self._phase_ends = False, now + 4 * self._phase
+            self._phase = min(2 * self._phase, _LONGEST_PHASE)
+        elif self._may_use(now) and any(t.can_be(THEIRS) for t in self.tried.values()):
+            self._is_mixed, self._phase_ends = True, now + self._phase
+            self._n_in_block = _BLOCK_CALLS
 
     def _end_period(self, now: float) -> None:
         if self._last is not None:
             tried, mode, begun, own = self._last
             self._last = None
-            if self.is_steady and tried.n_in_block > _N_COLD and not tried.is_timed:
+            if tried.n_in_block > _N_COLD and not tried.is_timed:
                 tried.periods[mode].append(now - begun - own)
 
     def _may_use(self, now: float, seconds: float = 0.0) -> bool:
