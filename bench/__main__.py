@@ -12,6 +12,7 @@ COMMANDS = {
     "statics": "configurations, structures in turn, deep and large trees, against Equinox",
     "training": "a step of training, packed and not, against every way to write it",
     "latency": "p50 to p99.9 of small fixed models, against ONNX Runtime, PyTorch and JAX itself",
+    "serving": "p50 to p99.9 of warm calls while another thread traces and compiles new shapes",
     "downstream": "packages built on Equinox, and its own examples: the same outcomes under both?",
     "startup": "importing, first calls, new shapes, nested calls while tracing, faster starts",
     "compare": "one of these with another checkout's eqxjit and with this one's, in turn",

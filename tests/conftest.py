@@ -1,5 +1,6 @@
 """Settings of the whole suite: how many examples the property tests draw, and how."""
 
+import contextlib
 import gc
 import inspect
 import os
@@ -11,10 +12,14 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.profile import PROFILE
 
-# Half of the suite's time went into XLA, much of it for programs that other tests have, too. Also
-# for the processes that tests start, and before JAX is imported.
+# Half of the suite's time went into XLA, much of it for programs that other tests have, too. Set
+# before JAX is imported, and for the processes that tests start.
 PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+# Each of pytest's workers has a folder of its own, because JAX writes a file in place: another
+# process would read the half of it that is there. Workers inherit the setting of their parent.
+if Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", PROGRAMS)).is_relative_to(PROGRAMS):
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS / (WORKER or "main"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # The programs are small and run a few times.
@@ -24,6 +29,16 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax  # noqa: E402
+
+# `test_without_events.py` runs tests so: nobody hears what JAX traces, lowers and compiles, and
+# how long that takes. Neither what calls return, nor what they wait for and raise, depends on it.
+WITHOUT_EVENTS = os.environ.get("TESTS_WITHOUT_EVENTS") == "1"
+if WITHOUT_EVENTS:
+    with pytest.MonkeyPatch.context() as patch:
+        # `clear_event_listeners` leaves those of scalars.
+        patch.setattr(jax.monitoring, "register_scalar_listener", lambda listener: None)
+        import eqxjit  # noqa: F401
+    jax.monitoring.clear_event_listeners()
 
 from tests.support.devices import drain  # noqa: E402
 from tests.support.helpers import Hooked  # noqa: E402
@@ -100,3 +115,15 @@ def pytest_collection_modifyitems(items):
         for item in items:
             # Each property test takes longer than all tests together are allowed to otherwise.
             item.add_marker(pytest.mark.timeout(0), append=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    """Share the compiled programs, once all workers are done: each finds them in the next run."""
+    if WORKER is None:
+        folders = [folder for folder in PROGRAMS.glob("*") if folder.is_dir()]
+        for file in [file for folder in folders for file in folder.iterdir()]:
+            for folder in folders:
+                # It may be there; and not all file systems have links.
+                with contextlib.suppress(OSError):
+                    os.link(file, folder / file.name)

@@ -249,6 +249,20 @@ def latency_table() -> str:
     return _table(("p50 / p99, µs", *names), lines)
 
 
+def serving_table() -> str:
+    """Tabulate calls a second and percentiles of each load on a server."""
+    lines = [
+        (
+            f"{load}: {LABELS[way]}",
+            f"{found['calls_a_second'][way]:,}",
+            *map(_us, found["us"][way]),
+        )
+        for load, found in record("serving")["loads"].items()
+        for way in ("eqx", "eqxjit", "floor")
+    ]
+    return _table(("", "calls a second", "p50, µs", "p99, µs", "p99.9, µs"), lines)
+
+
 def ways_table() -> str:
     """Tabulate the seconds of each way to get two functions ready."""
     models = record("startup")["ways"]
@@ -306,6 +320,7 @@ FIGURES: dict[str, Callable[..., str]] = {
         training_table,
         packing_table,
         latency_table,
+        serving_table,
         ways_table,
         first_calls_table,
         downstream_table,

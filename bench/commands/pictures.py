@@ -13,7 +13,7 @@ from ..harness.records import Times, rows
 
 TEXT = "#767c85"
 WIDTH, BAR, GAP, FONT = 560, 20, 4, 17
-ROOM = 70  # beside the longest bar, for its figure
+ROOM = 90  # beside the longest bar, for its figure and unit
 
 COLOURS = {
     "Equinox": "#d9534f",
@@ -56,7 +56,7 @@ def latency() -> str:
         model: {way.replace("equinox.filter_jit", "Equinox"): us[way] for way in ways if way in us}
         for model, us in rows("latency").items()
     }
-    return _drawn("Median time of a call, µs", bars)
+    return _drawn("Median time of a call in microseconds", "Lower is better.", bars, " µs")
 
 
 PICTURES: dict[str, Callable[[], str]] = {
@@ -76,11 +76,12 @@ def _over_floor(
         heading: {label: us[way] / us["floor"] for way, label in labels.items()}
         for heading, us in found.items()
     }
-    return _drawn(f"Time of a {what}{where}, as a multiple of the floor", bars)
+    title = f"Time of a {what}{where}, as a multiple of the floor"
+    return _drawn(title, "Lower is better. 1.0x is jax.jit on a flat list of arrays.", bars, "x")
 
 
-def _drawn(title: str, bars: Bars) -> str:
-    """Draw a legend, then for each heading a bar for each label, all to one scale."""
+def _drawn(title: str, explanation: str, bars: Bars, unit: str) -> str:
+    """Draw a title and a legend, then for each heading a bar for each label, all to one scale."""
     labels = list(dict.fromkeys(label for group in bars.values() for label in group))
     scale = (WIDTH - ROOM) / max(max(group.values()) for group in bars.values())
     parts: list[str] = []
@@ -90,6 +91,8 @@ def _drawn(title: str, bars: Bars) -> str:
         parts.append(f'<text x="{x:.0f}" y="{y}" font-weight="{weight}">{escape(words)}</text>')
 
     text(0, title, "bold")
+    y += FONT + GAP
+    text(0, explanation)
     y += FONT + 2 * GAP
     x = 0.0
     for label in labels:
@@ -107,13 +110,14 @@ def _drawn(title: str, bars: Bars) -> str:
             width = f"{value * scale:.1f}"
             parts.append(
                 f'<rect y="{y}" width="{width}" height="{BAR}" fill="{COLOURS[label]}"/>'
-                f'<text x="{value * scale + 6:.1f}" y="{y + 16}">{_figure(value)}</text>'
+                f'<text x="{value * scale + 6:.1f}" y="{y + 16}">{_figure(value)}{unit}</text>'
             )
             y += BAR + GAP
     height = y + GAP
+    label = escape(f"{title}. {explanation}")
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
-        f' viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}"'
+        f' viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}"'
         f' font-family="sans-serif" font-size="{FONT}" fill="{TEXT}">'
     )
     return "\n".join([head, *parts, "</svg>", ""])

@@ -12,7 +12,16 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 #: What writes a record, in the order of `bench all`.
-RECORDS = ("calls", "shapes", "statics", "training", "latency", "startup", "downstream")
+RECORDS = (
+    "calls",
+    "shapes",
+    "statics",
+    "training",
+    "latency",
+    "serving",
+    "startup",
+    "downstream",
+)
 
 Times = dict[str, float]  # microseconds by way of calling
 
@@ -30,8 +39,9 @@ def rows(name: str, platform: str = "cpu") -> dict[str, Times]:
         return {row: workload["best_us"] for row, workload in found["workloads"].items()}
     if name == "training":
         return {row: task["us"] for row, task in found["tasks"].items()}
-    if name == "latency":
-        medians = {row: model["us"].items() for row, model in found["models"].items()}
+    if name in ("latency", "serving"):
+        several = found["models" if name == "latency" else "loads"]
+        medians = {row: each["us"].items() for row, each in several.items()}
         return {row: {way: us[0] for way, us in ways} for row, ways in medians.items()}
     return found["best_us"]
 

@@ -16,9 +16,11 @@ from ._deploy.install import install, uninstall
 from ._deploy.pack import Packed, _from_skeleton, pack
 from ._diagnostics.history import TooManyTracesError
 from ._diagnostics.log import explain_retraces
+from ._diagnostics.log import logger as _logger
 from ._fast.make import native_enabled
 from ._reports.report import compile_report
 from ._reports.trial import trial
+from ._text import unknown_switches as _unknown_switches
 
 __all__ = [
     "Packed",
@@ -37,23 +39,27 @@ __all__ = [
     "uninstall",
 ]
 
-# Users know them by these names: in tracebacks, pickles and `help`.
+# Tracebacks, pickles and `help` show public names by their public module.
 for _name in __all__:
     globals()[_name].__module__ = __name__
 for _value in filter(_inspect.isclass, [*vars(types).values()]):
     _value.__module__ = types.__name__
 
-# What is pickled refers to these: a pickle is read after private modules have moved.
+# Pickles refer to these private functions. They must still load after a module has moved.
 for _value in (_blank, _wrap, _from_skeleton):
     _value.__module__ = __name__
 _Options.__module__, _Options.__qualname__ = __name__, "_Options"
+
+# Without this, a misspelt variable would do nothing, and its user wouldn't know.
+for _sentence in _unknown_switches():
+    _logger.warning("%s", _sentence)
 
 __version__: str
 
 if not _typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> str:
-        # Looked up when it is asked for: that takes longer than any import here.
+        # Computed lazily, because reading the metadata takes longer than any import here.
         if name == "__version__":
             return _metadata.version(__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

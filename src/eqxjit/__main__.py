@@ -1,11 +1,12 @@
 """`python -m eqxjit script.py`: runs a script, or a module, with eqxjit installed.
 
-For a script that can't be edited: `equinox.filter_jit` is eqxjit's in it and in the libraries that
-it uses. JAX and Equinox are imported before it: a variable that they read at import, such as
-`JAX_ENABLE_X64`, must be set outside of the script.
+Use it for a script that you can't edit. In the script and in the libraries that it uses,
+`equinox.filter_jit` is eqxjit's. JAX and Equinox are imported before the script, so set variables
+that they read at import, such as `JAX_ENABLE_X64`, outside of the script.
 
-With `--report FILE` it also writes what was traced and compiled, when and why: a page for `.html`,
-a Chrome trace for `.json`. With `--explain` the log says why functions were traced again.
+With `--report FILE` it also prints a table of what was traced and compiled, on the standard error,
+and writes a page with the reasons (for `.html`) or a Chrome trace (for `.json`). With `--explain`
+the log says why functions were traced again.
 
 With `--trial` it compares results with those of Equinox's `filter_jit`, and prints how much faster
 calls are and which lines take the time; `--trial=FILE.html` writes a page. It ends with status 1 if
@@ -21,6 +22,7 @@ import re
 import runpy
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -31,25 +33,12 @@ from ._diagnostics.log import explain_retraces
 from ._reports.report import CompileReport, recording
 from ._reports.trial import trial_of_program
 
+_NAME = "python -m eqxjit"
+
 
 def main(argv: list[str]) -> None:
-    """Install eqxjit, then run what the command line names; `argv` begins after `-m eqxjit`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eqxjit",
-        usage="%(prog)s [-h] [--info] [--report FILE] [--explain] [--trial[=FILE]] [--no-compare] "
-        "(-m module | script) ...",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--info", action="store_true", help="print versions, devices and switches")
-    parser.add_argument("--report", type=os.path.abspath, metavar="FILE", help="write a report")
-    parser.add_argument("--explain", action="store_true", help="log why functions are traced again")
-    parser.add_argument("--trial", action="store_true", help="compare with Equinox's filter_jit")
-    parser.add_argument("--trial-page", type=os.path.abspath, help=argparse.SUPPRESS)
-    parser.add_argument("--no-compare", action="store_true", help="in a trial, time only eqxjit")
-    parser.add_argument("-m", dest="module", action="store_true", help="run a module")
-    parser.add_argument("program", nargs="?", help="a script, or a module; then its arguments")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    """Install eqxjit, then run what the command line names. `argv` begins after `-m eqxjit`."""
+    parser = _parser()
     # An option whose value is optional would take the script for it.
     n_ours = next((i for i, text in enumerate(argv) if text == "-m" or text.endswith(".py")), None)
     ours = [text.replace("--trial=", "--trial-page=", 1) for text in argv[:n_ours]]
@@ -66,11 +55,7 @@ def main(argv: list[str]) -> None:
         if chosen.explain:
             stack.enter_context(explain_retraces())
         if chosen.report is not None:
-            report = stack.enter_context(recording(CompileReport()))
-            # Now, too, because a program may run for hours before this turns out to be impossible.
-            report.save(chosen.report)
-            # However the program ends.
-            stack.callback(report.save, chosen.report)
+            stack.enter_context(_reported(chosen.report))
         install()
         if chosen.trial or chosen.trial_page:
             name, page = os.path.basename(program), chosen.trial_page
@@ -81,16 +66,57 @@ def main(argv: list[str]) -> None:
             _run_script(program)
 
 
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog=_NAME,
+        usage="%(prog)s [-h] [--version] [--info] [--report FILE] [--explain] "
+        "[--trial[=FILE]] [--no-compare] (-m module | script) ...",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"eqxjit {importlib.metadata.version('eqxjit')}"
+    parser.add_argument("--version", action="version", version=version, help="print the version")
+    parser.add_argument("--info", action="store_true", help="print versions, devices and switches")
+    parser.add_argument("--report", type=os.path.abspath, metavar="FILE", help="write a report")
+    parser.add_argument("--explain", action="store_true", help="log why functions are traced again")
+    parser.add_argument("--trial", action="store_true", help="compare with Equinox's filter_jit")
+    parser.add_argument("--trial-page", type=os.path.abspath, help=argparse.SUPPRESS)
+    parser.add_argument("--no-compare", action="store_true", help="in a trial, time only eqxjit")
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module")
+    parser.add_argument("program", nargs="?", help="a script, or a module; then its arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+@contextlib.contextmanager
+def _reported(path: str) -> Iterator[None]:
+    """Save and print a report of what is compiled inside, however that ends."""
+    with recording(CompileReport()) as report:
+        try:
+            # Also saved at the beginning, because a program may run for hours before this fails.
+            report.save(path)
+        except (OSError, ValueError) as error:
+            sys.exit(f"{_NAME}: can't write the report: {error}")
+        try:
+            yield
+        finally:
+            report.save(path)
+            # On the standard error, apart from what the program prints.
+            print(f"{report}\nThe report is in {path}.", file=sys.stderr)
+
+
 def _show_error(kind: Any, error: BaseException, traceback: types.TracebackType | None) -> None:
     """Show an error as if Python itself had run the program."""
-    # The frames of `runpy` and `importlib` are called `<frozen ...>`.
+    # Leave out the frames of this file, and those of `runpy` and `importlib`, whose files are
+    # called `<frozen ...>`.
     while traceback and traceback.tb_frame.f_code.co_filename.startswith((__file__, "<frozen ")):
         traceback = traceback.tb_next
     sys.__excepthook__(kind, error.with_traceback(traceback), traceback)
 
 
 def _show_info() -> None:
-    """Print what a report of a bug should have."""
+    """Print what the report of a bug should contain."""
     for name in ("eqxjit", "equinox", "jax", "jaxlib"):
         print(f"{name}: {importlib.metadata.version(name)}")
     print(f"back end: {why_back_end}")
@@ -100,17 +126,26 @@ def _show_info() -> None:
     jax.print_environment_info()
 
 
+def _compiled(path: str) -> tuple[importlib.machinery.SourceFileLoader, types.CodeType]:
+    """Read and compile the file of a script."""
+    path = os.path.abspath(path)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    return loader, loader.source_to_code(loader.get_data(path), path)
+
+
 def _run_script(path: str) -> None:
-    """Run a file as the main program, also for threads and exit handlers that outlive this."""
+    """Run a file as the main program, also for threads and exit handlers that outlive `main`."""
+    try:
+        loader, code = _compiled(path)
+    except OSError as error:
+        sys.exit(f"{_NAME}: can't run the script: {error}")
     # Not by `runpy.run_path`, which takes the module away at the end of the file.
     if not sys.flags.safe_path:
         # As Python does for `python script.py`: the script imports what lies beside it.
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-    path = os.path.abspath(path)
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
+        sys.path[0] = os.path.dirname(os.path.realpath(loader.path))
     module = sys.modules["__main__"] = types.ModuleType("__main__")
-    vars(module).update(__file__=path, __loader__=loader, __builtins__=__builtins__)
-    exec(loader.source_to_code(loader.get_data(path), path), vars(module))
+    vars(module).update(__file__=loader.path, __loader__=loader, __builtins__=__builtins__)
+    exec(code, vars(module))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,37 @@ MISSING = _private("equinox._module._flatten:MISSING", object())
 #: `fields_of(module)` is `module.__dict__` by its C-level descriptor, which runs no Python.
 fields_of: Callable[[Any], dict[str, Any]] = vars(eqx.Module)["__dict__"].__get__
 
+# --- Generated classes ------------------------------------------------------------------------
+
+# `dataclasses` defines the methods that it generates in a function of this name.
+_GENERATED_EQ = "__create_fn__.<locals>.__eq__"
+
+
+def has_generated_eq(kind: type) -> bool:
+    """Return whether `dataclasses` generated the `__eq__` that a class itself defines.
+
+    False where that is unclear: the `__eq__` then decides, as under Equinox, and takes `1` for
+    `1.0` in the fields.
+    """
+    # A dataclass may have a user's `__eq__`, and `dataclass(eq=False)` leaves it a base's.
+    code = getattr(vars(kind).get("__eq__"), "__code__", None)
+    name = getattr(code, "co_qualname", "")
+    return name == _GENERATED_EQ and "__dataclass_fields__" in vars(kind)
+
+
+# `collections.namedtuple` defines `__new__` in a module whose name begins so.
+_NAMED_TUPLE_MODULE = "namedtuple_"
+
+
+def has_generated_new(kind: type) -> bool:
+    """Return whether `collections.namedtuple` generated the `__new__` of a class.
+
+    False where that is unclear: the class is then called to make its objects, which is slower.
+    """
+    module = getattr(kind.__new__, "__module__", None) or ""
+    return module.startswith(_NAMED_TUPLE_MODULE)
+
+
 # --- Structures -------------------------------------------------------------------------------
 
 #: `flatten_one_level(node)` is `(children, metadata)`; None for a leaf.
@@ -225,6 +256,16 @@ exclude_from_locations = _private("jax._src.source_info_util:register_exclusion"
 exclude_from_tracebacks = _private("jax._src.traceback_util:register_exclusion", _do_nothing)
 
 
+# --- Events -----------------------------------------------------------------------------------
+
+# JAX's names of the events that tell when a phase begins and ends. Where a release has other names,
+# times are missing, and the warning about donated buffers may be shown under transformations.
+TRACING_EVENT = "/jax/core/compile/jaxpr_trace_duration"
+LOWERING_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+COMPILING_EVENT = "/jax/core/compile/backend_compile_duration"
+CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
+
+
 # --- Lowered programs -------------------------------------------------------------------------
 
 
@@ -330,6 +371,33 @@ def trace_configuration() -> dict[str, Any]:
 
 
 # --- Programs ---------------------------------------------------------------------------------
+
+
+def traceback_of(equation: Any) -> Any:
+    """Return JAX's traceback of an equation: where the user's code made it; None without one."""
+    # Where equations are made is public nowhere. Without it, sizes are told without lines.
+    return getattr(getattr(equation, "source_info", None), "traceback", None)
+
+
+def is_backward(equation: Any) -> bool:
+    """Return whether an equation is part of a backward pass of a gradient, or computed again."""
+    # JAX tells transformations in a name for profilers. Without it, a loop that a gradient goes
+    # through again counts twice, and a gradient is told from a new value of weights no more.
+    names = str(getattr(getattr(equation, "source_info", None), "name_stack", ""))
+    return "transpose(" in names or "rematted" in names
+
+
+def jitted_in(frame: Any) -> Any:
+    """Return the function that `jax.jit` is asked for in a frame of JAX's; None in another."""
+    # JAX's events tell the name of a function and no more. Without this, operations outside of any
+    # jit have rows like other functions of their names, and no note.
+    code = frame.f_code
+    is_jit = code.co_name == _JIT_ENTRY and code.co_filename == _JIT_FILE
+    return frame.f_locals.get("fun") if is_jit else None
+
+
+# The function of JAX's that runs where a jitted function is called that isn't compiled yet.
+_JIT_ENTRY, _JIT_FILE = "cache_miss", getattr(_private("jax._src.pjit"), "__file__", "")
 
 
 def stack_of(traceback: Any) -> tuple[tuple[Any, int], ...]:

@@ -1,6 +1,6 @@
 """The types of eqxjit's results, for annotations and `isinstance`.
 
-Functions and methods of eqxjit make them, so that you needn't call them.
+Functions and methods of eqxjit return objects of these types. You needn't create any yourself.
 """
 
 from ._core.ahead import CompileCost as CompileCost
@@ -10,11 +10,12 @@ from ._core.table import CacheInfo as CacheInfo
 from ._core.wrapper import BoundJitFunction as BoundJitFunction
 from ._core.wrapper import JitFunction as JitFunction
 from ._deploy.freeze import FrozenFunction as FrozenFunction
+from ._diagnostics.constants import CapturedArray as CapturedArray
 from ._diagnostics.differences import Difference as Difference
+from ._diagnostics.record import Seconds as Seconds
 from ._diagnostics.size import MadeArray as MadeArray
 from ._diagnostics.size import Memory as Memory
 from ._diagnostics.size import Program as Program
-from ._diagnostics.trace import Seconds as Seconds
 from ._diagnostics.trace import Trace as Trace
 from ._diagnostics.trace import TraceList as TraceList
 from ._places import CallSite as CallSite

@@ -174,6 +174,7 @@ EAGER = {
 }
 
 
+@pytest.mark.events
 @pytest.mark.parametrize("warm", [1, CALLS])
 @pytest.mark.parametrize("donate", ["all", "warn"])
 @pytest.mark.parametrize("kind", EAGER)

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import gc
+import math
 import weakref
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support import inside
 from tests.support.helpers import Twins, assert_same, assert_specialized
 from tests.support.models import Point
 from tests.support.sides import CALLS, both
@@ -346,3 +348,111 @@ def test_what_dropped_programs_returned_is_dropped():
     gc.collect()
     assert sum(ref() is not None for ref in alive) <= 2
     assert f(x)[1] is alive[-1]()
+
+
+# --- Static objects of outputs are compared by identity -------------------------------------------
+
+
+class Frame:
+    """As a table of pandas or a sparse matrix: its `==` has no truth value."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        raise ValueError("The truth value of a Frame is ambiguous.")
+
+
+class NoHash:
+    def __hash__(self):
+        raise ValueError("no hash")
+
+
+class EqualsAll:
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 0
+
+
+@jtu.register_pytree_node_class
+class WithMetadata:
+    def __init__(self, x, metadata):
+        self.x, self.metadata = x, metadata
+
+    def tree_flatten(self):
+        return (self.x,), self.metadata
+
+    @classmethod
+    def tree_unflatten(cls, metadata, children):
+        return cls(*children, metadata)
+
+
+HOLD = {
+    "a leaf": (lambda v, x: (x, v), lambda out: out[1]),
+    "a field": (lambda v, x: Layer(x, v), lambda out: out.bias),
+    "a static field": (lambda v, x: Layer(x, name=v), lambda out: out.name),
+    "a list in a static field": (lambda v, x: Layer(x, name=[v]), lambda out: out.name[0]),
+    "a tuple in a static field": (lambda v, x: Layer(x, name=(v,)), lambda out: out.name[0]),
+    "metadata": (lambda v, x: WithMetadata(x, v), lambda out: out.metadata),
+    "a tuple as metadata": (
+        lambda v, x: [WithMetadata(x, ("a", v))],
+        lambda out: out[0].metadata[1],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [Frame, NoHash, EqualsAll])
+@pytest.mark.parametrize("where", HOLD)
+def test_the_user_s_methods_have_no_say_in_outputs(kind, where):
+    """Upstream may return the object of another shape's trace, or raise what its `==` raises."""
+    put, get = HOLD[where]
+    made = {}
+
+    def f(x):
+        made[x.shape] = kind()
+        return put(made[x.shape], x)
+
+    f = eqxjit.filter_jit(f)
+    for n in (3, 4) * CALLS:
+        assert get(f(jnp.ones(n))) is made[n,]
+
+
+@both
+def test_keys_of_a_dict_have_no_say_in_outputs(filter_jit):
+    class Key:
+        def __init__(self, number):
+            self.number = number
+
+        def __lt__(self, other):
+            return self.number < other.number
+
+        def __eq__(self, other):
+            raise ValueError("compared")
+
+        __hash__ = object.__hash__
+
+    keys = Key(1), Key(2)
+    f = filter_jit(lambda x: dict.fromkeys(keys, x))
+    for n in (3, 4) * CALLS:
+        assert [*map(id, f(jnp.ones(n)))] == [*map(id, keys)]
+
+
+def test_a_static_object_that_comes_in_belongs_to_its_caller():
+    """Upstream returns the first of equal ones to all."""
+    f = eqxjit.filter_jit(lambda x, static: (x, static))
+    statics = [EqualsAll(), EqualsAll()]
+    for n in (3, 4) * CALLS:
+        for static in statics:
+            assert f(jnp.ones(n), static)[1] is static
+    assert f.cache_info().traces == 2
+
+
+def test_equal_constants_of_outputs_are_one_structure():
+    """Traces for several shapes share the code that puts outputs together."""
+    f = eqxjit.filter_jit(lambda x: [{1: x, 2: -0.0}, Layer(x, name=(1, "a"))])
+    for n in (3, 4) * CALLS:
+        out = f(jnp.ones(n))
+        assert math.copysign(1, out[0][2]) == -1
+    [entry] = inside.table(f).entries.values()
+    assert len({id(out) for out, _ in entry.outs.values()}) == 1

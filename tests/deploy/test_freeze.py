@@ -221,6 +221,8 @@ def annotated(x: "jax.Array | None" = None, *, key: "jax.Array | None" = None): 
     ("call", "match"),
     [
         (lambda: eqxjit.freeze(3), "`freeze` takes a callable; got 3"),
+        (lambda: eqxjit.freeze(Model(X), max_constant_bytes=None), "must be an int; got None"),
+        (lambda: eqxjit.freeze(Model(X), max_constant_bytes="1MB"), "must be an int; got '1MB'"),
         (lambda: eqxjit.freeze(Model(X), 1, 2, 3), r"too many positional arguments\n.*; Model\("),
         (lambda: eqxjit.freeze(Model(X), donate="all"), "unexpected keyword argument 'donate'"),
         (
@@ -330,3 +332,146 @@ def test_a_frozen_function_can_be_copied():
     frozen = eqxjit.freeze(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
     for copied in (copy.copy(frozen), copy.deepcopy(frozen)):
         assert copied(jnp.ones(2)).tolist() == frozen(jnp.ones(2)).tolist()
+
+
+# --- What transformations and closures hold ---------------------------------------------------
+
+WEIGHT = np.arange(300.0, dtype=np.float32).reshape(100, 3)
+BATCH = jnp.ones((2, 3))
+
+
+class Product(eqx.Module):
+    weight: Any
+
+    def __call__(self, x):
+        return self.weight @ x
+
+
+class Batched(Product):
+    def __call__(self, x):
+        return x @ self.weight.T
+
+
+class Norm(Product):
+    def __call__(self, x):
+        return jnp.sum((self.weight @ x.T) ** 2)
+
+
+class Applied(eqx.Module):
+    inner: Any
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+def apply(x, model):
+    return model(x)
+
+
+# Each holds one weight of 1,200 bytes, and takes a batch.
+TRANSFORMED = {
+    "vmap": lambda w: jax.vmap(Product(w)),
+    "vmap with options": lambda w: jax.vmap(Product(w), in_axes=(0,), axis_name="i"),
+    "grad": lambda w: jax.grad(Norm(w)),
+    "value_and_grad": lambda w: jax.value_and_grad(Norm(w)),
+    "jacrev": lambda w: jax.vmap(jax.jacrev(Product(w))),
+    "hessian": lambda w: jax.hessian(Norm(w)),
+    "checkpoint": lambda w: jax.vmap(jax.checkpoint(Product(w).__call__)),
+    "of a partial": lambda w: jax.vmap(functools.partial(apply, model=Product(w))),
+    "a partial of it": lambda w: functools.partial(jax.vmap(lambda w, x: w @ x, (None, 0)), w),
+    "a bound method": lambda w: Batched(w).__call__,
+    "of a bound method": lambda w: jax.vmap(Product(w).__call__),
+    "filter_vmap of it": lambda w: eqx.filter_vmap(jax.grad(Norm(w))),
+    "in a Module": lambda w: Applied(jax.vmap(Product(w))),
+    "in a partial in it": lambda w: jax.vmap(
+        functools.partial(apply, model=jax.checkpoint(Product(w).__call__))
+    ),
+    "under filter_jit": lambda w: eqxjit.filter_jit(jax.vmap(Product(w))),
+}
+
+
+@pytest.mark.parametrize("make", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_what_transformations_wrap_is_frozen_like_a_model(make):
+    expected = make(WEIGHT)(BATCH)
+    for bound, n_bytes in ((0, 0), (2**20, 1200)):
+        weight = WEIGHT.copy()
+        frozen = eqxjit.freeze(make(weight), max_constant_bytes=bound)
+        # It is a snapshot, also for what is traced later.
+        weight[:] = 0
+        assert frozen.constant_bytes == n_bytes
+        assert f"{n_bytes:,} bytes compiled in)" in repr(frozen)
+        assert len(jax.tree.leaves(frozen)) == (not bound)
+        for _ in range(CALLS):
+            assert_close(frozen(BATCH), expected)
+        assert_close(frozen(BATCH[:1]), make(WEIGHT)(BATCH[:1]))
+        assert f"%arg{2 if not bound else 1}:" not in frozen.lower(BATCH).as_text()
+
+
+def test_the_weights_of_what_a_transformation_wraps_are_freed():
+    model = Product(jnp.asarray(WEIGHT))
+    reference = weakref.ref(model.weight)
+    frozen = eqxjit.freeze(jax.vmap(model))
+    frozen(BATCH)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def closure_of(weight):
+    def inner(x):
+        return jax.vmap(lambda x: weight @ x)(x)
+
+    return lambda x: inner(x)
+
+
+GLOBAL = Product(jnp.asarray(WEIGHT))
+
+CYCLE: list[Any] = [jnp.asarray(WEIGHT)]
+CYCLE.append({1: CYCLE, "a": CYCLE})
+
+CAPTURING = {
+    "a cycle": lambda: lambda x: jax.vmap(Product(CYCLE[0]))(x),
+    "another frozen function": lambda: jax.jit(jax.vmap(eqxjit.freeze(GLOBAL))),
+    "a closure": lambda: closure_of(jnp.asarray(WEIGHT)),
+    "a global": lambda: lambda x: jax.vmap(GLOBAL)(x),
+    "vmap of a closure": lambda: jax.vmap(lambda x: GLOBAL(x)),
+    "jax.jit": lambda: jax.jit(jax.vmap(Product(jnp.asarray(WEIGHT)))),
+}
+
+
+@pytest.mark.parametrize("make", CAPTURING.values(), ids=CAPTURING)
+def test_what_functions_capture_is_counted_and_said(make):
+    frozen = eqxjit.freeze(make(), max_constant_bytes=0)
+    assert_close(frozen(BATCH), jax.vmap(Product(WEIGHT))(BATCH))
+    assert frozen.constant_bytes == 1200
+    said = "1,200 bytes compiled in, 1,200 of which functions capture: pass them as arguments)"
+    assert repr(frozen).endswith(said)
+
+
+def test_functions_without_arrays_stay_the_same_objects():
+    mapped, partial = jax.vmap(jnp.sin), functools.partial(jnp.add, 1)
+
+    def call(fun, other, x):
+        assert (fun is mapped, other is partial) == (True, True)
+        return other(fun(x))
+
+    assert_same(eqxjit.freeze(call, mapped, partial)(X), 1 + jnp.sin(X))
+    named = jax.vmap(Product(WEIGHT))
+    names = eqxjit.freeze(lambda f, x: (f.__name__, f.__qualname__), named)(X)
+    assert names == (named.__name__, named.__qualname__)
+
+
+def test_what_a_function_captures_is_not_taken_apart():
+    _, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="b", mode="batch")
+    frozen = eqxjit.freeze(lambda x: (x, state) and x * 2)
+    assert frozen.constant_bytes == 0
+    assert_same(frozen(X), X * 2)
+    jax.tree.leaves(state)
+
+
+def test_a_function_may_refer_to_itself():
+    def power(x, n):
+        return x if n == 1 else x * power(x, n - 1)
+
+    assert_same(eqxjit.freeze(power)(X, 3), X**3)
+    assert eqxjit.freeze(power).constant_bytes == 0

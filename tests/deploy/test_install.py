@@ -299,6 +299,21 @@ def test_a_wrapper_stays_the_pytree_that_it_was(no_upstream):
         assert_same(twin(X), X * 2)
 
 
+def test_nothing_of_eqxjit_is_left_in_a_wrapper_or_its_pickle(no_upstream):
+    f, model = make(), Model(X)
+    wrapped = UPSTREAM(model)
+    for _ in range(2):
+        with no_upstream():
+            warm(f, X)
+            wrapped(X), model.step(X)
+            for each in (f, wrapped, vars(Model)["step"], f.__wrapped__):
+                assert b"eqxjit" not in cloudpickle.dumps(each)
+        for each in (f, wrapped, vars(Model)["step"], f.__wrapped__):
+            assert b"eqxjit" not in cloudpickle.dumps(each)
+        held = [*vars(f).values(), *vars(wrapped).values()]
+        assert not any("eqxjit" in type(value).__module__ for value in held)
+
+
 # --- What stays with upstream ---------------------------------------------------------------------
 
 
@@ -553,6 +568,13 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
     assert f"static value changed: {reason}" in stderr
     assert stderr.endswith(plain[2].partition("\n")[2])
     assert reason in (tmp_path / name).read_text()
+    # The table comes before what Python says at the end, and where the page is comes after it.
+    table = stderr.index("In all, ")
+    assert (
+        table
+        < stderr.index("<lambda>", table)
+        < stderr.index(f"The report is in {tmp_path}/{name}.")
+    )
 
 
 @pytest.mark.parametrize(
@@ -560,14 +582,17 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
     [
         (["--report", "report.txt", "x.py"], 1, "saved as .html or .json"),
         (["--report", "no/report.html", "x.py"], 1, "No such file or directory: '/"),
+        (["--version"], 0, f"eqxjit {eqxjit.__version__}\n"),
         (["--help"], 0, "runs a script, or a module"),
         ([], 2, "required"),
         (["nosuch.py"], 1, "No such file or directory: '/"),
         (["."], 1, "Is a directory: '/"),
     ],
-    ids=["format", "folder", "help", "nothing", "no script", "a folder"],
+    ids=["format", "folder", "version", "help", "nothing", "no script", "a folder"],
 )
 def test_command_lines(arguments, status, text, tmp_path):
     found, *shown = python("-m", "eqxjit", *arguments, cwd=tmp_path)
     assert found == status
     assert text in "".join(shown)
+    # Only an error of the program itself has a traceback.
+    assert "Traceback" not in shown[1]

@@ -215,10 +215,26 @@ def test_a_loaded_function_under_transformations(tmp_path):
         for _ in range(CALLS):
             assert_same(jax.vmap(loaded)(jnp.stack([x, x + 1])), (x + 1) * jnp.stack([x, x + 1]))
             assert jax.vmap(jax.vmap(loaded), 2)(jnp.ones((2, 3, 4))).shape == (4, 2, 3)
-            with pytest.raises(ValueError, match="differentiate"):
-                jax.grad(lambda x, f=loaded: f(x).sum())(x)
-            with pytest.raises(TypeError, match="forward-mode"):
-                jax.jvp(loaded, (x,), (x,))
+            # The errors are of both of JAX's types.
+            for kind in (ValueError, TypeError):
+                for differentiate in (
+                    lambda f=loaded: jax.grad(lambda x: f(x).sum())(x),
+                    lambda f=loaded: jax.jvp(f, (x,), (x,)),
+                    lambda f=loaded: jax.vmap(jax.jacfwd(f))(x[None]),
+                    lambda f=loaded: eqxjit.filter_jit(jax.hessian(f))(x),
+                ):
+                    with pytest.raises(kind, match=r"`Partial` was loaded.* can't differentiate"):
+                        differentiate()
+            # What isn't differentiated may stand beside it.
+            ones = jax.grad(lambda y, f=loaded: (y * f(x)).sum())(x)
+            assert_same(ones, x * (x + 1))
+
+
+def test_a_loaded_function_of_symbolic_shapes_says_that_it_cannot_be_differentiated(tmp_path):
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)
+    loaded = eqxjit.load(saved(tmp_path, jnp.sin, shape))
+    with pytest.raises(ValueError, match="can't differentiate it"):
+        jax.grad(lambda x: loaded(x).sum())(X)
 
 
 # --- Files ------------------------------------------------------------------------------------
@@ -233,6 +249,29 @@ def test_paths_of_any_kind(tmp_path):
     # Python's `open` would read, and close, the standard input.
     with pytest.raises(TypeError, match=r"str, bytes or os\.PathLike"):
         eqxjit.load(0)
+
+
+def test_saving_leaves_no_trace(tmp_path):
+    """What is saved isn't compiled: it is no trace of the function, and in no list of these."""
+    frozen = eqxjit.freeze(jax.vmap(mlp()))
+    batch = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 4"), jnp.float32)
+    frozen.save(tmp_path / "saved", batch)
+    assert frozen.cache_info()[:2] == (0, 0)
+    frozen.compile(np.ones((2, 4), np.float32), other_shapes="raise")
+    frozen.save(tmp_path / "saved", jnp.ones((3, 4)))
+    with pytest.raises(eqxjit.TooManyTracesError) as refused:
+        frozen(np.ones((3, 4), np.float32))
+    assert str(refused.value).endswith("It is compiled for\n  - x: float32[2,4]")
+    assert frozen.cache_info()[:2] == (1, 1)
+    assert eqxjit.load(tmp_path / "saved")(np.ones((3, 4), np.float32)).shape == (3, 3)
+
+
+def test_output_that_depends_on_shapes_is_that_of_the_saved_shape(tmp_path):
+    frozen = eqxjit.freeze(lambda x: {"x": x, "n": x.shape[0]})
+    for n in (2, 3):
+        frozen(jnp.ones(n))
+        frozen.save(tmp_path / "saved", jnp.ones(n))
+        assert eqxjit.load(tmp_path / "saved")(jnp.ones(n))["n"] == n
 
 
 def test_errors_of_files_name_the_file(tmp_path):
@@ -408,11 +447,3 @@ def test_a_function_that_calls_back_is_refused(tmp_path):
         with pytest.raises(NotImplementedError, match="callback") as raised:
             saved(tmp_path, prints, argument)
         assert "call back, as of `jax.debug.print`" in "\n".join(raised.value.__notes__)
-
-
-def test_outputs_that_depend_on_shapes_are_refused_once_there_are_several(tmp_path):
-    frozen = eqxjit.freeze(lambda x: (x, x.shape[0]))
-    frozen.save(tmp_path / "model", X)
-    frozen(X[:2])
-    with pytest.raises(ValueError, match="Freeze it again"):
-        frozen.save(tmp_path / "model", X)

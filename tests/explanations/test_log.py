@@ -11,11 +11,15 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
+from eqxjit._diagnostics.log import logger
 from tests.support.places import shown
 from tests.support.processes import run
 
 #: What messages call this file.
 HERE = shown(__file__)
+
+# Here the hint how to silence messages is in none of them.
+logger.process("", {})
 
 X = jnp.arange(3.0)
 Y = jnp.arange(4.0)
@@ -33,7 +37,7 @@ def test_the_log_is_silent_unless_asked_for(caplog):
         f(X, 4)
     [message] = caplog.messages
     assert message.startswith(
-        f"`{f.traces()[0].function}` was traced again (trace 3) for the call "
+        f"eqxjit: `{f.traces()[0].function}` was traced again (trace 3) for the call "
     )
     assert f"at {HERE}:{f.traces()[2].call_site.line}, in " in message
     assert "(tracing " in message
@@ -136,6 +140,62 @@ def test_the_environment_variable(value, n_messages):
     assert printed.count("eqxjit: `<lambda>` was traced again (trace 2)") == n_messages
 
 
+def test_messages_say_whose_they_are_and_once_how_to_silence_them():
+    program = """
+        import logging, sys
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        import jax.numpy as jnp, eqxjit
+        f = eqxjit.filter_jit(lambda x, n: x)
+        with eqxjit.explain_retraces():
+            for n in range(4):
+                f(jnp.ones(3), n)
+            logging.getLogger("eqxjit").setLevel("ERROR")
+            f(jnp.ones(3), 5)
+    """
+    printed = run(program)
+    assert printed.count("eqxjit: `<lambda>` was traced again") == 3
+    assert printed.count('logging.getLogger("eqxjit").setLevel("ERROR")') == 1
+
+
+def test_a_sweep_over_sizes_is_one_cause(messages):
+    f = eqxjit.filter_jit(lambda model, state, x: x)
+    for n in range(12):
+        model = {f"w{k}": jnp.ones((n, k)) for k in range(30)}
+        f(model, [jnp.ones(n + k) for k in range(6)], X)
+    reason = f.traces()[-1].reason
+    cause = "36 arrays in `model`, `state`"
+    assert reason == f"shape: {cause}, such as `model['w0']` was float32[10,0], is float32[11,0]"
+    [message] = messages
+    assert message.count("the last time:") == 1
+    assert f"10 times, the last time: shapes of {cause}, such as shape: `model['w0']`" in message
+    assert "pad it to a few sizes" in message
+
+
+@pytest.mark.parametrize("where", ["closure", "Module"])
+def test_a_huge_array_that_a_program_closes_over(where, messages):
+    array = jnp.ones((110, 250_000))
+
+    class Optics(eqx.Module):
+        cube: jax.Array
+
+        def __call__(self, i):
+            return self.cube[i].sum()
+
+    def at(i):
+        return array[i].sum()
+
+    names = {"closure": "array", "Module": "optics.cube"}
+    optics = Optics(array)
+    functions = {"closure": at, "Module": lambda i: optics(i)}
+    fun = functions[where]
+    for _ in range(2):
+        f = eqxjit.filter_jit(fun)
+        f(jnp.array(3))
+        f.clear_cache()
+    [message] = messages
+    assert f"closes over `{names[where]}` float32[110,250000], 110 MB: pass it as an arg" in message
+
+
 @pytest.fixture
 def messages():
     """What was logged so far."""
@@ -232,7 +292,9 @@ def test_a_storm_is_logged_once_with_its_causes(name, messages):
     is_family = expected[0].startswith("another callable")
     often = "for another callable each time" if is_family else "in a row"
     place = re.escape(HERE)
-    assert re.match(rf"`.*` was traced 10 times {often}, last for the call at {place}:\d+:", start)
+    assert re.match(
+        rf"eqxjit: `.*` was traced 10 times {often}, last for the call at {place}:\d+:", start
+    )
     assert "Ignore this if you expect only a few more" in end
     for cause in expected:
         assert any(cause in line and "the last time: " in line for line in causes), message
@@ -254,7 +316,7 @@ def test_causes_are_counted(messages):
         r"- 7 times, the last time: shape: `x` was float32\[25\], is .*\[26\]\n", message
     )
     assert "- 3 times, the last time: static value changed: `n` was 2, is 3\n" in message
-    assert message.count("pad it") == message.count("pass `jnp.asarray(n, ") == 1
+    assert message.count("pad it") == message.count("pass `np.int32(n)`") == 1
     # Many are cut short.
     assert message.count("the last time:") == 4
     assert "and 48 more" in message

@@ -1,6 +1,8 @@
 """The records of traces: what belongs to one, when it is explained, and what it keeps alive."""
 
+import contextlib
 import gc
+import io
 import weakref
 
 import equinox as eqx
@@ -136,8 +138,32 @@ def test_descriptions_of_large_trees_are_dropped_in_the_end():
     assert not first.arguments
     assert last.arguments
     assert second.reason == early == "static value changed: `n` was 0, is 1"
-    assert third.reason.startswith("unknown: the arguments are too large")
+    # Though it is read when the trace before it is no longer described.
+    assert third.reason == "static value changed: `n` was 1, is 2"
     assert last.reason == "static value changed: `n` was 4, is 5"
+
+
+def test_old_explanations_of_a_report_are_those_of_their_traces():
+    """After hundreds more traces, of which the function itself remembers only the latest."""
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    with contextlib.redirect_stdout(io.StringIO()), eqxjit.compile_report() as report:
+        for n in range(300):
+            f.lower(X, n)
+    traces = [span.trace for span in report.spans if span.trace and span.phase == "tracing"]
+    assert len(traces) == 300
+    expected = [f"static value changed: `n` was {n - 1}, is {n}" for n in range(1, 300)]
+    assert [trace.reason for trace in traces] == ["first trace", *expected]
+
+
+def test_a_trace_is_read_only():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    f(X)
+    [trace] = f.traces()
+    for name in ("number", "seconds", "reason", "call_site"):
+        with pytest.raises(AttributeError):
+            setattr(trace, name, None)
+    trace.seconds.tracing = -1
+    assert trace.seconds.tracing > 0
 
 
 class Config(eqx.Module):
@@ -202,3 +228,20 @@ def test_a_compilation_in_the_middle_of_lowering_takes_no_times_and_shows_no_war
     f(jnp.ones(3))
     [trace] = f.traces()
     assert min(trace.seconds.lowering, trace.seconds.compiling) > 0
+
+
+def test_the_traces_are_a_table_of_lines_in_a_terminal():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    assert repr(f.traces()) == "Nothing was traced."
+    for n in (1, 2):
+        f(jnp.ones(3), n)
+    headings, first, second = repr(f.traces()).splitlines()
+    assert headings.split() == ["trace", "function", "called", "at", "seconds", "why"]
+    assert first.startswith("1 ")
+    assert first.endswith("  first trace")
+    assert second.endswith("  static value changed: `n` was 1, is 2")
+    assert first.index("first trace") == headings.index("why") == second.index("static value")
+    assert str(f.traces()[1].call_site) in second
+    # A list all the same, whose elements show all that is known.
+    assert f.traces()[0].number == 1
+    assert repr(f.traces()[0]).startswith("<trace 1 of ")

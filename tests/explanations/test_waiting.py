@@ -33,13 +33,13 @@ def test_a_trace_that_takes_long(messages):
     f(X)
     # On a busy machine other phases may take long, too.
     first, *others, last = [text for text in messages() if "tracing" in text]
-    assert first.startswith("`slow`, called at tests/explanations/test_waiting.py:")
+    assert first.startswith("eqxjit: `slow`, called at tests/explanations/test_waiting.py:")
     assert " has been tracing for 0." in first
     line = slow.__code__.co_firstlineno + 1
     assert first.endswith(f"and runs tests/explanations/test_waiting.py:{line} now.")
     # After 0.6 and 1.2 seconds.
     assert len(others) == 2
-    assert last.startswith("`slow`: tracing took 1.")
+    assert last.startswith("eqxjit: `slow`: tracing took 1.")
     n = len(messages())
     f(X)
     assert len(messages()) == n

@@ -7,7 +7,7 @@ import pytest
 
 import eqxjit
 from eqxjit._compat import Dispatcher
-from eqxjit._core.traced import new_entry
+from eqxjit._core.slow import combine_output
 from eqxjit._fast.make import PythonFast, fast_path, link
 from eqxjit._spec.tree import combine
 from tests.support import inside
@@ -87,10 +87,10 @@ class Path:
         # Or an equal one of an earlier test would serve.
         self.caller.table.clear()
         call = self.split(*args, **kwargs)
-        entry = self.entry = call.entry = self.caller.table.find(call.spec, lambda: new_entry(call))
+        entry = self.entry = call.entry
         self.spec = call.spec
         bound = combine(call.spec, iter(call.arrays), iter(call.statics))
-        self.output = entry.describe(body(*bound), call.all_statics)
+        self.output = entry.split_output(body(*bound), call.all_statics)
         self.jitted = entry.jitted = Jitted(self.output)
         [program] = self.output
         program.unread = False
@@ -111,7 +111,7 @@ class Path:
         """What the slow path takes of a call, and what it makes of the output."""
         call.entry = self.entry
         [arrays] = self.output.values()
-        return Taken((*call.flat,), self.caller.combine(self.entry.out, arrays, call))
+        return Taken((*call.flat,), combine_output(call, self.entry.out, arrays))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Taken | None:
         """What is taken and made of a call; None if it doesn't match."""

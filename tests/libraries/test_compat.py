@@ -1,12 +1,17 @@
 """Without each private name in turn, eqxjit still imports and computes the same, only slower."""
 
 import ast
+import collections
+import dataclasses
 import inspect
 import pathlib
 import re
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import pytest
 
+import eqxjit
 from eqxjit import _compat
 from tests.support.processes import run
 
@@ -99,3 +104,49 @@ def test_private_names_are_imported_in_one_file():
 def test_a_program_that_cannot_be_read_may_raise():
     """Waiting for it in vain is slow; not waiting would lose its error."""
     assert _compat.may_raise(object())
+
+
+class Pair(NamedTuple):
+    first: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    value: Any
+
+
+@pytest.mark.parametrize("name", ["_GENERATED_EQ", "_NAMED_TUPLE_MODULE"])
+def test_without_names_that_python_gives_what_it_generates(name, monkeypatch):
+    """Classes are then called, and compared by `==`, as under Equinox."""
+    monkeypatch.setattr(_compat, name, "<gone>")
+    # Classes of its own, of which nothing is cached.
+    pair = collections.namedtuple("pair", "first second")
+    data = dataclasses.make_dataclass("data", ["value"], frozen=True)
+    assert not (_compat.has_generated_eq(data) and _compat.has_generated_new(pair))
+    f = eqxjit.filter_jit(lambda tree, static: (pair(tree.second, tree.first), static))
+    for n in (1, 2) * 4:
+        tree, static = f(pair(jnp.ones(n), "a"), data(n))
+        assert (type(tree), tree.first, tree.second.shape) == (pair, "a", (n,))
+        assert static == data(n)
+    assert f.cache_info().traces == 2
+
+
+def test_what_python_generates_is_found():
+    assert _compat.has_generated_eq(Data)
+    assert _compat.has_generated_new(Pair)
+
+    class Own(Data):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = Data.__hash__
+
+    class Child(Data):
+        pass
+
+    own_new = collections.namedtuple("own_new", "x")
+    own_new.__new__ = lambda cls, x: tuple.__new__(cls, (x,))
+    assert not _compat.has_generated_eq(Own)
+    assert not _compat.has_generated_eq(Child)
+    assert not _compat.has_generated_eq(object)
+    assert not _compat.has_generated_new(own_new)

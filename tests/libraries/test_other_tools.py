@@ -1,5 +1,9 @@
 """The tools that users know keep working: on upstream's wrapper, on `jax.jit`, and on ours."""
 
+import functools
+import itertools
+import warnings
+
 import chex
 import equinox as eqx
 import jax
@@ -56,3 +60,56 @@ def test_no_tracing(filter_jit, warm):
         with pytest.raises(RuntimeError, match="no_tracing"):
             f(X[:2])
     assert f(X[:2]).tolist() == [0, 2]
+
+
+class Model(eqx.Module):
+    @eqxjit.filter_jit
+    def step(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    "jitted",
+    [jax.jit(lambda x: x), eqxjit.filter_jit(lambda x: x), Model.step, Model().step],
+    ids=["jax.jit", "function", "unbound", "bound"],
+)
+def test_chex_outside_says_to_swap(jitted):
+    """Outside it would see no trace, and count none."""
+    with pytest.raises(ValueError, match="change wrappers ordering"):
+        chex.assert_max_traces(jitted, n=1)
+    with pytest.raises(ValueError, match="change wrappers ordering"):
+        chex.assert_max_traces(n=1)(jitted)
+
+
+ITERATORS = {
+    "zip": lambda: zip((1,), (2,), strict=True),
+    "map": lambda: map(abs, [1]),
+    "generator": lambda: (i for i in (1,)),
+    "filter": lambda: filter(None, [1]),
+    "enumerate": lambda: enumerate([1]),
+    "iterator of a list": lambda: iter([1]),
+    "count": itertools.count,
+    "list": lambda: [1],
+}
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+@pytest.mark.parametrize("place", ["in", "out"])
+def test_jax_warns_of_iterators(name, place):
+    """Upstream warns in each call; here a warm call with the same object is silent."""
+    make = ITERATORS[name]
+
+    def warnings_of(filter_jit):
+        if place == "in":
+            f = functools.partial(filter_jit(lambda x, static: x), X, static := make())
+        else:
+            static = None
+            f = functools.partial(filter_jit(lambda x: (x, make())), X)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            f()
+        if static is not None:
+            assert next(iter(static)) in (0, 1, (1, 2), (0, 1))
+        return {(each.category, str(each.message)) for each in caught}
+
+    assert warnings_of(eqxjit.filter_jit) == warnings_of(eqx.filter_jit)

@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 
 import eqxjit
 from eqxjit.__main__ import main
-from eqxjit._text import switch
-from tests.support.processes import ROOT
+from eqxjit._text import SWITCHES, switch
+from tests.support.processes import ROOT, python
 
 _DOWNSTREAM = pathlib.Path(__file__).parent / "downstream"
 
@@ -25,7 +25,7 @@ _DOWNSTREAM = pathlib.Path(__file__).parent / "downstream"
 def test_only_runtime_dependencies_are_required():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {Requirement(text).name for text in project["dependencies"]} == {
-        *("equinox", "jax", "jaxlib")
+        *("equinox", "jax", "jaxlib", "jaxtyping")
     }
 
 
@@ -78,7 +78,8 @@ def test_what_a_user_meets_is_of_a_public_class():
     assert {type(thing) for thing in made} == {*PUBLIC_CLASSES} - {
         eqxjit.Packed,
         eqxjit.TooManyTracesError,
-        # Of a megabyte or more.
+        # Only large arrays have one.
+        eqxjit.types.CapturedArray,
         eqxjit.types.MadeArray,
     }
 
@@ -126,6 +127,31 @@ def test_info(capsys, monkeypatch):
     assert f"eqxjit: {eqxjit.__version__}\n" in text
     assert f"back end: {'native' if eqxjit.native_enabled() else 'Python'}" in text
     assert "EQXJIT_DEBUG=1\n" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("EQXJIT_NATVE", "did you mean `EQXJIT_NATIVE`?"),
+        ("EQX_JIT_NATIVE", "did you mean `EQXJIT_NATIVE`?"),
+        ("EQXJIT_EXPLAIN", "did you mean `EQXJIT_EXPLAIN_RETRACES`?"),
+        ("EQXJIT_ZZZZZ", "eqxjit reads `EQXJIT_EXPLAIN_RETRACES`, `EQXJIT_NATIVE`, `EQXJIT_SPEC"),
+    ],
+)
+def test_a_variable_that_does_nothing_is_pointed_out(name, hint):
+    variables = {name: "0", "EQXJIT_SPECIALIZE": "1"}
+    result = python("-c", "import eqxjit", **variables)
+    assert result.stdout == ""
+    said = f"eqxjit: The environment variable `{name}` has no effect: {hint}"
+    assert result.stderr.startswith(said)
+    assert result.stderr.count("has no effect") == 1
+
+
+def test_the_variables_that_are_read_are_the_known_ones():
+    sources = "".join([path.read_text() for path in (ROOT / "src").rglob("*.py")])
+    assert {*re.findall(r'switch\("(\w+)"\)', sources)} == {*SWITCHES}
+    pages = (ROOT / "docs" / "pages" / "stability.md").read_text()
+    assert all(f"`{name}`" in pages for name in SWITCHES)
 
 
 def test_the_values_of_switches(monkeypatch):

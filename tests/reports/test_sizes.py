@@ -6,9 +6,13 @@ import weakref
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import eqxjit
+from eqxjit import _compat
+from eqxjit._diagnostics import constants, size
 from tests.support.places import shown
 
 HERE = shown(__file__)
@@ -287,7 +291,7 @@ def test_memory_is_read_without_compiling():
     assert squares.bytes == 700 * 800 * 4
 
 
-def test_what_a_function_returns_is_not_on_the_way():
+def test_what_a_function_returns_is_not_temporary():
     x = jnp.ones((600, 600))
     assert program_of(lambda x: x * 2, x).largest_arrays == ()
     assert len(program_of(lambda x: jnp.sin(x) * 2, x).largest_arrays) == 1
@@ -304,7 +308,7 @@ def test_what_is_known_of_memory_is_in_the_report(capsys):
         with eqxjit.compile_report() as report:
             f(state + 0, x)
         [row] = [row for row in report.rows if row.function.endswith("step")]
-        notes[donate] = "\n".join(row.notes())
+        notes[donate] = "\n".join(row.notes)
         assert row.program.memory == f.traces()[0].memory
         assert "2.41 MB" in capsys.readouterr().out
     # Not the larger one that XLA has fused away.
@@ -313,6 +317,183 @@ def test_what_is_known_of_memory_is_in_the_report(capsys):
     for donate in ("none", "all-except-first"):
         assert "it returns 2.4 MB of arrays" in notes[donate]
     assert "donate" not in notes["all"]
+
+
+def test_a_release_of_jax_that_does_not_tell_where_equations_are_made():
+    """Sizes are told without lines then."""
+
+    class Bare:
+        """An equation, or a traceback, without what is private."""
+
+    assert _compat.traceback_of(Bare()) is None
+    assert _compat.stack_of(_compat.traceback_of(Bare())) == ()
+    assert not _compat.is_backward(Bare())
+
+
+def test_sizes_without_lines(monkeypatch):
+    monkeypatch.setattr(size, "traceback_of", lambda equation: None)
+    monkeypatch.setattr(constants, "traceback_of", lambda equation: None)
+    captured = jnp.ones((600, 600))
+    program = program_of(lambda x: four_lines(x) + captured.sum(), X)
+    assert program.equations >= 200
+    assert (program.lines, program.loops) == ((), ())
+    [constant] = program.constants
+    assert (constant.name, constant.line) == ("captured", "")
+    [note] = program.notes
+    assert "closes over `captured` float32[600,600], 1.44 MB: pass it as an argument" in note
+
+
+def test_many_medium_arrays_are_summed_by_line():
+    """Each is below a megabyte, as activations of small models are."""
+    net = Residual([eqx.nn.Linear(64, 64, key=k) for k in jax.random.split(jax.random.key(0), 20)])
+
+    @eqxjit.filter_jit
+    def gradient(net, x):
+        return eqx.filter_grad(lambda net: jnp.mean(jax.vmap(net)(x) ** 2))(net)
+
+    with eqxjit.compile_report() as report:
+        gradient(net, jnp.ones((2048, 64)))
+    [row] = [row for row in report.rows if row.function.endswith("gradient")]
+    first = row.program.largest_arrays[0]
+    assert (first.type, first.line) == ("float32[2048,64]", line_of(Residual.__call__, 2))
+    assert first.number >= 20
+    assert first.bytes == first.number * 2048 * 64 * 4
+    [note] = [note for note in row.notes if "of temporaries" in note]
+    assert f"{first.line} makes {first.number} x float32[2048,64], " in note
+
+
+class Residual(eqx.Module):
+    layers: list
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = x + jax.nn.gelu(layer(x))
+        return x
+
+
+def loss(net, x):
+    return jnp.mean(jax.vmap(net)(x) ** 2)
+
+
+def stepped(net, x):
+    gradients = eqx.filter_grad(loss)(net, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, net, gradients)
+
+
+def with_decay(net, x):
+    gradients = jax.jit(lambda *args: eqx.filter_grad(loss)(*args))(net, x)
+    return jax.tree.map(lambda p, g: jax.jit(jnp.subtract)(p * 0.99, g), net, gradients)
+
+
+def gradients(net, x):
+    return eqx.filter_grad(loss)(net, x)
+
+
+def clipped(net, x):
+    value, gradients = eqx.filter_value_and_grad(loss)(net, x)
+    norm = optax.global_norm(gradients)
+    return value, jax.tree.map(lambda g: g / jnp.maximum(norm, 1.0), gradients)
+
+
+@pytest.mark.parametrize(
+    ("fun", "saves"),
+    [(stepped, True), (with_decay, True), (gradients, False), (clipped, False)],
+    ids=lambda case: getattr(case, "__name__", ""),
+)
+def test_donation_is_advised_for_steps_and_not_for_gradients(fun, saves):
+    """`donate="all"` would delete the weights of which these are the gradients."""
+    net = eqx.nn.Linear(600, 600, key=jax.random.key(0))
+    with eqxjit.compile_report() as report:
+        eqxjit.filter_jit(fun)(net, jnp.ones((2, 600)))
+    [row] = [row for row in report.rows if row.program]
+    assert (row.program.donation_saves >= 600 * 600 * 4) == saves
+    assert any("donate=" in note for note in row.notes) == saves
+
+
+# --- What a program closes over ---------------------------------------------------------------
+
+
+class Optics(eqx.Module):
+    cube: object
+    name: str = eqx.field(static=True, default="telescope")
+
+    def __call__(self, i):
+        return jnp.sum(self.cube[i] ** 2)
+
+
+class Plain:
+    def __init__(self, table):
+        self.table = table
+
+    def look_up(self, i):
+        return self.table[i].sum()
+
+
+TABLE = jnp.ones((520, 520))
+GLOBAL_OPTICS = Optics(TABLE + 1)
+
+
+def reads_global(i):
+    return TABLE[i].sum()
+
+
+def reads_helper(i):
+    return reads_global(i) + 1
+
+
+def reads_module(i):
+    return GLOBAL_OPTICS(i)
+
+
+def closures():
+    array, tree = TABLE + 2, {"weights": [TABLE + 3]}
+    numpys, plain = np.ones((521, 521), np.float32), Plain(TABLE + 4)
+    return {
+        "a global": (reads_global, "TABLE"),
+        "a helper's global": (reads_helper, "TABLE"),
+        "a Module": (reads_module, "GLOBAL_OPTICS.cube"),
+        "a closure": (lambda i: array[i].sum(), "array"),
+        "a transformed closure": (jax.vmap(lambda i: array[i].sum()), "array"),
+        "a tree": (lambda i: tree["weights"][0][i].sum(), "tree['weights'][0]"),
+        "NumPy": (lambda i: jnp.sum(numpys * i), "numpys"),
+        "an instance": (lambda i: plain.look_up(i), "plain.table"),
+        "a method": (plain.look_up, "self.table"),
+        "an inner jit": (lambda i: jax.jit(lambda i: array[i].sum())(i), "array"),
+        "a scan": (
+            lambda i: jax.lax.scan(lambda c, _: (c + array[i].sum(), None), 0.0, length=3)[0],
+            "array",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", closures())
+def test_what_a_program_closes_over_is_named(name):
+    fun, expected = closures()[name]
+    f = eqxjit.filter_jit(fun)
+    with eqxjit.compile_report() as report:
+        f(jnp.arange(3) if name == "a transformed closure" else jnp.array(3))
+    [captured] = f.traces()[0].program.constants
+    assert captured.name == expected
+    size = 521 if name == "NumPy" else 520
+    assert (captured.type, captured.bytes) == (f"float32[{size},{size}]", size * size * 4)
+    assert captured.line.startswith(f"{HERE}:")
+    [row] = [row for row in report.rows if row.program]
+    [note] = [note for note in row.notes if "closes over" in note]
+    shown = "1.08 MB" if size == 520 else "1.09 MB"
+    assert f"closes over `{expected}` {captured.type}, {shown}: pass it as an argument" in note
+
+
+def test_what_is_passed_is_not_captured():
+    f = eqxjit.filter_jit(lambda optics, i: optics(i))
+    f(Optics(TABLE), jnp.array(3))
+    [trace] = f.traces()
+    assert trace.program.constants == ()
+    small = jnp.ones(7)
+    f = eqxjit.filter_jit(lambda i: i * small)
+    f(jnp.array(3))
+    [captured] = f.traces()[0].program.constants
+    assert (captured.name, captured.bytes) == ("small", 28)
+    assert f.traces()[0].program.notes == ()
 
 
 def test_nothing_of_the_users_is_kept_alive():

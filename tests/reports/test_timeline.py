@@ -72,7 +72,7 @@ def test_what_is_traced_within_another_is_nested(report):
 def test_a_span_has_its_trace(report):
     for number, trace in enumerate(outer.traces()):
         spans = spans_of(report, "outer")[3 * number : 3 * number + 3]
-        assert all(span.trace is trace for span in spans)
+        assert all(span.trace == trace for span in spans)
     assert spans_of(report, "outer")[3].reason == "static value changed: `n` was 1, is 2"
     with eqxjit.compile_report() as other:
         jax.jit(lambda x: x + 3)(X)
@@ -137,7 +137,7 @@ def test_a_page(report, tmp_path):
     report.save(str(path))
     text = path.read_text(encoding="utf-8")
     page = Page(text)
-    for part in ("static value changed: `n` was 1, is 2", "jnp.asarray(n, ", "inner"):
+    for part in ("static value changed: `n` was 1, is 2", "np.int32(n)", "inner"):
         assert part in page.text
     # Nothing is fetched from elsewhere, nor run.
     assert not page.tags & {"script", "link", "img", "iframe"}

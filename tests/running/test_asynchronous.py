@@ -4,8 +4,10 @@ import contextlib
 import ctypes
 import functools
 import os
+import random
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import equinox as eqx
 import equinox.internal as eqxi
@@ -20,6 +22,7 @@ import eqxjit
 from tests.support.devices import about_cpus
 from tests.support.inside import blocks
 from tests.support.sides import CALLS
+from tests.support.threads import race
 from tests.support.transformations import TRANSFORMATIONS, points
 
 X = jnp.arange(1.0, 4.0)
@@ -176,6 +179,201 @@ def test_what_was_traced_otherwise_is_classed_by_the_first_call(around):
         assert blocks(f) == [f is checking]
 
 
+# --- Errors of programs that were first made otherwise ----------------------------------------
+
+
+@jax.jit
+def late(x):
+    """`x`, which isn't there yet when this returns: JAX runs what follows in the background."""
+    work = jax.lax.fori_loop(0, 30, lambda _, m: jnp.tanh(m @ m), jnp.ones((300, 300)) * x[0])
+    return x + 0 * work[0, 0]
+
+
+def step(x):
+    """Its programs for three elements can raise, and no others."""
+    return eqx.error_if(x, jnp.any(x < 0), "negative") if x.shape[-1] == 3 else x * 2
+
+
+TWO, THREE, FOUR = jnp.ones(2), jnp.ones(3), jnp.ones(4)
+
+
+def in_another_thread(action, *args):
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(action, *args).result()
+
+
+def without_jit(f):
+    with jax.disable_jit():
+        f(THREE)
+
+
+def with_an_error(f):
+    with pytest.raises(eqx.EquinoxRuntimeError):
+        f(late(-THREE))
+
+
+# What is done to a function before its calls; each action alone, or after a call of another shape.
+BEFORE = {
+    "nothing": lambda f: None,
+    "a call": lambda f: f(THREE),
+    "a call that fails": with_an_error,
+    "compile": lambda f: f.compile(THREE),
+    "compile two shapes": lambda f: (f.compile(TWO), f.compile(THREE)),
+    "compile three shapes": lambda f: (f.compile(THREE), f.compile(TWO), f.compile(FOUR)),
+    "compile, run that": lambda f: f.lower(THREE).compile()(THREE),
+    "lower": lambda f: f.lower(THREE),
+    "lower, compile": lambda f: f.lower(THREE).compile(),
+    "lower two shapes, compile one": lambda f: (f.lower(THREE), f.lower(TWO).compile()),
+    "compile in another thread": lambda f: in_another_thread(f.compile, THREE),
+    "call in another thread": lambda f: in_another_thread(f, THREE),
+    "compile, clear JAX's caches": lambda f: (f.compile(THREE), jax.clear_caches()),
+    "call, clear JAX's caches": lambda f: (f(THREE), jax.clear_caches()),
+    "compile, clear the function's": lambda f: (f.compile(THREE), f.clear_cache()),
+    "make_jaxpr": lambda f: jax.make_jaxpr(f)(THREE),
+    "eval_shape": lambda f: jax.eval_shape(f, THREE),
+    "jax.jit": lambda f: jax.jit(lambda x: f(x))(THREE),
+    "jax.jit of two shapes": lambda f: jax.jit(lambda x: (f(x), f(x[:2])))(THREE),
+    "another filter_jit": lambda f: eqxjit.filter_jit(lambda x: f(x) + 1)(THREE),
+    "upstream's filter_jit": lambda f: eqx.filter_jit(lambda x: f(x) + 1)(THREE),
+    "vmap": lambda f: jax.vmap(f)(jnp.ones((2, 3))),
+    "vmap, jitted": lambda f: jax.jit(jax.vmap(f))(jnp.ones((2, 3))),
+    "grad": lambda f: jax.grad(lambda x: f(x).sum())(THREE),
+    "linearize": lambda f: jax.linearize(f, THREE),
+    "scan": lambda f: jax.lax.scan(lambda c, x: (c, f(x)), 0, jnp.ones((2, 3))),
+    "checkpoint": lambda f: jax.checkpoint(f)(THREE),
+    "disable_jit": without_jit,
+    "a second wrapper": lambda f: eqxjit.filter_jit(step)(THREE),
+    "a second wrapper, compile": lambda f: eqxjit.filter_jit(step).compile(THREE),
+}
+
+
+slow = pytest.mark.slow
+
+
+def assert_raises_at_the_call(f):
+    """Raises at the call that gets negative numbers, and at no other."""
+    for n_good in (1, CALLS):
+        with pytest.raises(eqx.EquinoxRuntimeError):
+            f(late(-THREE))
+        for _ in range(n_good):
+            np.testing.assert_array_equal(f(THREE), THREE)
+            np.testing.assert_array_equal(f(TWO), 2 * TWO)
+
+
+@pytest.mark.parametrize("is_good_first", [True, False])
+@pytest.mark.parametrize(
+    "others",
+    ["none", "before and after", *(pytest.param(o, marks=slow) for o in ("before", "after"))],
+)
+@pytest.mark.parametrize("action", BEFORE)
+def test_no_error_is_lost(action, others, is_good_first):
+    """Whatever was traced, lowered or compiled of it before, and called in other shapes."""
+    f = eqxjit.filter_jit(step)
+    f.clear_cache()
+    if "before" in others:
+        f(TWO)
+    BEFORE[action](f)
+    if "after" in others:
+        f(TWO)
+    if is_good_first:
+        f(THREE)
+    assert_raises_at_the_call(f)
+
+
+class Stepping(eqx.Module):
+    weight: jax.Array
+
+    @eqxjit.filter_jit
+    def step(self, x):
+        return step(x) * self.weight
+
+
+WAYS = {
+    "donated": lambda: eqxjit.filter_jit(step, donate="all"),
+    "bound": lambda: eqxjit.filter_jit(eqx.Partial(lambda one, x: step(x) * one, jnp.ones(()))),
+    "a method": lambda: Stepping(jnp.ones(())).step,
+    "inlined": lambda: eqxjit.filter_jit(step, inline=True),
+    "frozen": lambda: eqxjit.freeze(step),
+    "within": lambda: eqxjit.filter_jit(eqxjit.filter_jit(step)),
+    "of upstream's": lambda: eqxjit.filter_jit(eqx.filter_jit(step)),
+}
+
+
+@pytest.mark.parametrize("action", ["compile", "compile two shapes", "jax.jit", "vmap"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_no_error_is_lost_however_it_is_jitted(way, action):
+    f = WAYS[way]()
+    call = lambda x: f(x + 0)  # noqa: E731 - a copy, because it may be donated
+    call.compile = f.compile
+    f(TWO + 0)
+    BEFORE[action](call)
+    f(TWO + 0)
+    assert_raises_at_the_call(call)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_no_error_is_lost_after_any_actions(seed):
+    """Neither by the function's own calls nor by those of transformations of it."""
+    draw = random.Random(seed)
+    f = eqxjit.filter_jit(step)
+    for _ in range(draw.randint(1, 5)):
+        BEFORE[draw.choice([*BEFORE])](f)
+        if draw.random() < 0.5:
+            f(draw.choice([TWO, FOUR]))
+    if draw.random() < 0.3:
+        for transformed in (lambda x: jax.vmap(f)(x[None]), jax.grad(lambda x: f(x).sum())):
+            with pytest.raises(eqx.EquinoxRuntimeError):
+                transformed(late(-THREE))
+    assert_raises_at_the_call(f)
+
+
+def test_no_error_is_lost_while_other_threads_compile():
+    actions = ["a call", "compile", "jax.jit", "vmap", "lower", "make_jaxpr"]
+    for turn in range(4):
+        f = eqxjit.filter_jit(step)
+        jax.clear_caches()
+
+        def work(i, f=f, turn=turn):
+            BEFORE[actions[(i + turn) % len(actions)]](f)
+            f(TWO)
+            assert_raises_at_the_call(f)
+
+        race(work, 4)
+
+
+def _named(name, fun):
+    fun.__name__ = fun.__qualname__ = name
+    return fun
+
+
+@pytest.mark.parametrize("order", [["raises", "harmless"], ["harmless", "raises"]])
+@pytest.mark.parametrize("first", ["lower", "compile", "jax.jit", "vmap", "nothing"])
+def test_functions_of_one_name_are_not_mixed_up(first, order):
+    """JAX tells what it lowers and compiles by the names of functions."""
+    raises = eqxjit.filter_jit(_named("one", sequential_callback))
+    harmless = eqxjit.filter_jit(_named("one", lambda x: x * 2))
+    functions = [{"raises": raises, "harmless": harmless}[which] for which in order]
+    for f in functions:
+        BEFORE[first](f)
+    for _ in range(CALLS):
+        for f in functions:
+            f(THREE)
+        assert [blocks(f) for f in (raises, harmless)] == [[True], [False]]
+
+
+@pytest.mark.parametrize("outer_raises", [True, False])
+def test_functions_of_one_name_within_each_other(outer_raises):
+    inner = eqxjit.filter_jit(_named("one", lambda x: x if outer_raises else step(x)))
+    outer = eqxjit.filter_jit(
+        _named("one", lambda x: step(inner(x)) if outer_raises else inner(x) + 0)
+    )
+    assert_raises_at_the_call(outer)
+    np.testing.assert_array_equal(inner(THREE), THREE)
+    assert blocks(outer) == [True]
+
+
 # --- Waiting, as it can be seen ---------------------------------------------------------------
 
 
@@ -209,6 +407,14 @@ def test_a_harmless_program_is_dispatched_asynchronously():
     for _ in range(CALLS):
         f(HEAVY, 3)["y"].block_until_ready()
     assert _returns_before_it_is_done(lambda: f(HEAVY, 3)["y"])
+
+
+@pytest.mark.usefixtures("dispatches_asynchronously")
+def test_a_first_call_does_not_wait_for_a_harmless_program():
+    f = eqxjit.filter_jit(heavy)
+    # Each is traced and compiled.
+    new_shapes = iter([jax.block_until_ready(jnp.ones((500 + i, 500 + i))) for i in range(10)])
+    assert _returns_before_it_is_done(lambda: f(next(new_shapes)))
 
 
 def test_upstream_and_block_wait():

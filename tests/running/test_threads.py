@@ -249,3 +249,70 @@ def test_a_trace_ends_while_another_thread_is_in_the_middle_of_one():
         other.result()
     for trace in f.traces():
         assert trace.program.calls_python == (trace.summary == "x: float32[2]")
+
+
+class Counting:
+    """A pytree of one array that counts how often it is flattened."""
+
+    n_flattened = 0
+
+    def __init__(self, array):
+        self.array = array
+
+
+def _flatten(node):
+    Counting.n_flattened += 1
+    return (node.array,), None
+
+
+jax.tree_util.register_pytree_node(Counting, _flatten, lambda _, children: Counting(*children))
+
+#: The duration that JAX tells when it has traced or lowered something.
+_AFTER = {"tracing": None, "lowering": "/jax/core/compile/jaxpr_to_mlir_module_duration"}
+
+
+@pytest.mark.parametrize("phase", _AFTER)
+@both
+def test_warm_calls_do_no_more_while_another_thread_traces(filter_jit, phase):
+    """The thread is held up in the user's function, or between its lowering and its compilation."""
+    is_held_up, may_go_on = threading.Event(), threading.Event()
+    traced_shapes = []
+
+    def hold_up():
+        is_held_up.set()
+        assert may_go_on.wait(60)
+
+    @filter_jit
+    def f(node, x):
+        traced_shapes.append(x.shape)
+        if x.shape == (3,) and phase == "tracing":
+            hold_up()
+        return {"y": node.array * x[0], "node": node}
+
+    def n_flattened_by_a_warm_call():
+        before = Counting.n_flattened
+        np.testing.assert_array_equal(f(node, jnp.ones(2))["y"], X)
+        return Counting.n_flattened - before
+
+    def on_end(event, seconds, **_):
+        if event == _AFTER[phase] and threading.current_thread().name.startswith("held up"):
+            hold_up()
+
+    node = Counting(X)
+    for _ in range(CALLS):
+        f(node, jnp.ones(2))
+    usual = n_flattened_by_a_warm_call()
+    # For good, because not every JAX can unregister it: it does nothing in other threads.
+    jax.monitoring.register_event_duration_secs_listener(on_end)
+    with ThreadPoolExecutor(1, "held up") as slow, ThreadPoolExecutor(1) as warm:
+        other = slow.submit(f, node, jnp.ones(3))
+        try:
+            assert is_held_up.wait(60)
+            for _ in range(CALLS):
+                assert warm.submit(n_flattened_by_a_warm_call).result(60) == usual
+            assert not other.done()
+        finally:
+            may_go_on.set()
+        np.testing.assert_array_equal(other.result()["y"], X)
+    assert traced_shapes == [(2,), (3,)]
+    assert n_flattened_by_a_warm_call() == usual

@@ -373,3 +373,64 @@ def test_a_static_array_changed_in_place_is_no_new_trace():
         assert_same(f(Tabled(jnp.ones(2), table.copy())), jnp.array([5.0, 1.0]))
         assert_same(f(Tabled(jnp.ones(2), np.ones(2))), jnp.ones(2))
     assert f.cache_info().traces == 2
+
+
+HOLD = {
+    "a field": (lambda t: t, lambda t: t),
+    "a list": (lambda t: [t], lambda t: t[0]),
+    "a dict": (lambda t: {"t": (t,)}, lambda t: t["t"][0]),
+    "a dataclass": (Thawed, lambda t: t.value),
+    "a Module": (lambda t: Tabled(1, t), lambda t: t.table),
+}
+
+
+@pytest.mark.parametrize("name", HOLD)
+@pytest.mark.parametrize("n_warm", [1, CALLS])
+@ignore_warning
+def test_a_changed_array_spoils_nothing_for_others(name, n_warm):
+    """A trace for another shape compiles in what the array holds by then."""
+    put, get = HOLD[name]
+    # Not the array itself: JAX may go on using what that held.
+    f = eqxjit.filter_jit(lambda holder: holder.weight * get(holder.table).tolist()[0])
+    changed = np.array([1.0, 2.0])
+    never_changed = changed.copy()
+
+    def call(table, *shape):
+        return f(Tabled(jnp.ones((*shape, 2)), put(table)))[..., 0].sum()
+
+    for _ in range(n_warm):
+        assert call(changed) == 1
+    changed[:] = 5
+    for n in 3, 4:
+        call(changed, n)
+        for _ in range(CALLS):
+            assert call(never_changed, n) == n
+            assert call(np.array([1.0, 2.0]), n) == n
+            assert call(np.array([5.0, 2.0]), n) == 5 * n
+    # Programs that were compiled before serve others still, or are compiled again.
+    assert call(np.array([1.0, 2.0])) == 1
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@ignore_warning
+def test_a_changed_array_of_a_function_spoils_nothing_for_others(is_first):
+    """Equal Modules share programs; a wrapper's own static objects are compared in no call."""
+
+    class Scale(eqx.Module):
+        by: Any = eqx.field(static=True)
+
+        def __call__(self, x):
+            # Not the array itself: JAX may go on using what that held.
+            return x * float(self.by[0])
+
+    arrays = [np.array([2.0]), np.array([2.0])]
+    functions = [eqxjit.filter_jit(Scale(array)) for array in arrays]
+    for f in functions:
+        assert f(jnp.ones(3))[0] == 2
+    changed, other = functions if is_first else functions[::-1]
+    arrays[not is_first][:] = 5
+    assert changed(jnp.ones(4))[0] == 5
+    for _ in range(CALLS):
+        assert other(jnp.ones(4))[0] == 2
+        assert eqxjit.filter_jit(Scale(np.array([2.0])))(jnp.ones(4))[0] == 2
+        assert eqxjit.filter_jit(Scale(np.array([5.0])))(jnp.ones(3))[0] == 5

@@ -67,6 +67,39 @@ def test_bad_options_are_refused_by_name(option):
                     wrap(*positional, **{option: value})(documented)
 
 
+INSTEAD = {
+    "static_argnums": "static",
+    "static_argnames": "static",
+    "donate_argnums": "donate=",
+    "donate_argnames": "donate=",
+    "in_shardings": "jax.device_put",
+    "out_shardings": "eqx.filter_shard",
+}
+
+
+@pytest.mark.parametrize("option", INSTEAD)
+def test_an_option_that_is_decided_is_answered_for_alone(option):
+    with pytest.raises(ValueError, match=rf"^`filter_jit` can't take `{option}`\. ") as raised:
+        eqxjit.filter_jit(documented, **{option: 0})
+    for text in {*INSTEAD.values()}:
+        assert (text in str(raised.value)) == (text == INSTEAD[option])
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("max_trace", "Did you mean `max_traces`? "),
+        ("inlined", "Did you mean `inline`? "),
+        ("zzz", ""),
+    ],
+)
+def test_an_unknown_option_is_said_to_be_ours(option, hint):
+    with pytest.raises(TypeError) as raised:
+        eqxjit.filter_jit(inline=True, **{option: 1})
+    start = f"filter_jit() got an unexpected keyword argument '{option}'. {hint}It takes `donate`"
+    assert str(raised.value).startswith(start)
+
+
 @both
 def test_an_unknown_option_is_named(filter_jit):
     for wrap in (filter_jit, lambda fun, **options: filter_jit(**options)(fun)):

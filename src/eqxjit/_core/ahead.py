@@ -1,7 +1,8 @@
-"""Ahead-of-time compilation: `f.lower(...)` and `f.lower(...).compile()`."""
+"""Ahead-of-time compilation: `f.lower(...)`, `f.lower(...).compile()` and `f.compile(...)`."""
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -9,20 +10,73 @@ from .._compat import Dispatcher, connect
 from .._diagnostics import events
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._fast.make import fast_path, link
-from .entry import Call, Entry
-from .slow import HAS_FAST_PATHS, CallHandler, read
+from .entry import Call, Entry, Program
+from .in_flight import make
+from .slow import CallHandler, ending, lower_again
 
 
-class CompileCost(NamedTuple):
+def stage(
+    handler: CallHandler, action: Callable[[Any], Any], args: tuple[Any, ...], kwargs: Any
+) -> tuple[Call, Any]:
+    """Return a call that isn't run, and what `action(jitted)` returns for its arrays."""
+    __tracebackhide__ = True
+    # A `ShapeDtypeStruct` stands for an array here.
+    call = handler.take_apart(args, kwargs, (jax.ShapeDtypeStruct,), is_staged=True)
+    with ending(call):
+        staged = make(call, action(call.entry.jitted), *call.flat)
+        if isinstance(staged, jax.stages.Lowered):
+            call.program = _program_in(staged)
+        if call.trace is not None:
+            call.jaxpr, call.lowered = lower_again(call)
+        return call, staged
+
+
+def _program_in(lowered: jax.stages.Lowered) -> Program:
+    """Return the program that a traced function returned to JAX as the key of its arrays."""
+    out_tree = lowered.out_tree
+    [program] = jax.tree.unflatten(out_tree, [0] * out_tree.num_leaves)
+    return program
+
+
+def lower(
+    handler: CallHandler, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any
+) -> "Lowered":
+    """Trace and lower the function of a handler, `bound` being its first arguments."""
+    __tracebackhide__ = True
+    call, lowered = stage(handler, lambda jitted: jitted.lower, (*bound, *args), kwargs)
+    return Lowered(handler, call, lowered, bound)
+
+
+class CompileCost:
     """The cost of compiling a function ahead of time.
 
     - `seconds`: the time of tracing, lowering and compiling; 0 if that was done before.
-    - `executable_bytes`: the size of the executable as JAX would store it, constants included;
-        `None` if the backend can't tell.
     """
 
-    seconds: float
-    executable_bytes: int | None
+    def __init__(self, seconds: float, compiled: jax.stages.Compiled):
+        self.seconds = seconds
+        self._compiled = compiled
+
+    @property
+    def executable_bytes(self) -> int | None:
+        """The size of the executable as JAX would store it, constants included.
+
+        `None` if the backend can't tell. JAX serialises the executable to find out, which takes as
+        much memory again, so it is done when this is read.
+        """
+        return _size_of(self._compiled)
+
+    def __repr__(self) -> str:
+        return f"CompileCost(seconds={self.seconds:.3g})"
+
+
+def _size_of(compiled: jax.stages.Compiled) -> int | None:
+    executable: Any = compiled.runtime_executable()
+    try:
+        return len(executable.serialize())
+    except (AttributeError, NotImplementedError, RuntimeError):
+        # Some backends can't.
+        return None
 
 
 class Lowered:
@@ -31,21 +85,31 @@ class Lowered:
     - `lowered`: the `jax.stages.Lowered`, for example, for `cost_analysis()`.
     """
 
-    def __init__(self, handler: CallHandler, staged: tuple[Call, Any, Any], bound: tuple[Any, ...]):
-        call, lowered, trace = staged
-        self.lowered: jax.stages.Lowered = lowered
+    def __init__(
+        self,
+        handler: CallHandler,
+        call: Call,
+        lowered: jax.stages.Lowered,
+        bound: tuple[Any, ...],
+    ):
+        self.lowered = lowered
         self._handler = handler
         self._entry = call.entry
-        # The one that it was made of, maybe earlier.
-        self._trace: Any = trace or call.entry.latest_trace
-        self._seconds_before = 0.0 if trace else self._trace.seconds.total
+        self._program = _program_in(lowered)
+        # JAX may have made the program earlier, in another call.
+        self._record = handler.table.history.record_of(self._program)
+        self._seconds_before = 0.0 if call.trace else self._total_seconds
         self._description = call.description
         self._bound = bound
 
     @property
+    def _total_seconds(self) -> float:
+        return 0.0 if self._record is None else self._record.seconds.total
+
+    @property
     def seconds(self) -> float:
         """The seconds of tracing, lowering and compiling; 0 for what was done before."""
-        return self._trace.seconds.total - self._seconds_before
+        return self._total_seconds - self._seconds_before
 
     def as_text(self) -> str:
         """Return the program as StableHLO."""
@@ -58,17 +122,23 @@ class Lowered:
 
         - `compiler_options`: as for `jax.stages.Lowered.compile`.
         """
-        # The trace was made for a program that JAX compiles only here.
-        with events.compiling(self._entry, self._trace):
-            compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        [program] = jax.tree.unflatten(
-            self.lowered.out_tree, [0] * self.lowered.out_tree.num_leaves
-        )
-        read(program, self.lowered)
+        # The compiled program is called itself, without the `jax.jit` of the entry.
         traced = self._entry
         entry = Entry(traced.spec, self._handler.function, traced.n_fun)
-        entry.jitted, entry.out, entry.outs = compiled, traced.out, traced.outs
+        entry.jitted = self._compile(compiler_options)
+        entry.out, entry.outs = traced.out, traced.outs
         return Compiled(self._handler, entry, self._description, self._bound)
+
+    def _compile(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
+        with events.compiling(self._record, self._entry.name):
+            compiled = self.lowered.compile(compiler_options=options)  # type: ignore[arg-type]
+        self._program.read(self.lowered)
+        return compiled
+
+    def cost(self) -> CompileCost:
+        """Compile the program for later calls of the function, and return the cost."""
+        compiled = self._compile()
+        return CompileCost(self.seconds, compiled)
 
 
 class Compiled(Dispatcher):
@@ -100,12 +170,7 @@ class Compiled(Dispatcher):
     @property
     def executable_bytes(self) -> int | None:
         """The size of the executable as JAX would store it; `None` if the backend can't tell."""
-        executable: Any = self.compiled.runtime_executable()
-        try:
-            return len(executable.serialize())
-        except (AttributeError, NotImplementedError, RuntimeError):
-            # Some backends can't.
-            return None
+        return _size_of(self.compiled)
 
 
 class _CompiledCallHandler(CallHandler):
@@ -116,9 +181,10 @@ class _CompiledCallHandler(CallHandler):
         self.entry = entry
         self.description = description
 
-    def call(self, call: Call) -> Any:
-        """Make a call; raise for one of another structure."""
+    def take_apart(self, *args: Any, **kwargs: Any) -> Call:
+        """Return a call, taken apart; raise for a call of another structure."""
         __tracebackhide__ = True
+        call = super().take_apart(*args, **kwargs)
         if call.spec != self.entry.spec:
             found = differences(self.description, call.description)
             static = [str(each) for each in found if each.category not in OF_ARRAYS]
@@ -126,9 +192,12 @@ class _CompiledCallHandler(CallHandler):
                 f"`{self.entry.name}` was lowered for other static arguments: "
                 f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."
             )
-        call.entry = self.entry
-        result = self.attempt(call, self.run, call)
-        if HAS_FAST_PATHS and not self.fasts:
+        return call
+
+    def entry_of(self, spec: Any) -> Entry:
+        return self.entry
+
+    def add_fast(self, call: Call) -> None:
+        if not self.fasts:
             self.fasts += filter(None, [fast_path(call)])
             link(self.wrapper(), self)
-        return result

@@ -2,7 +2,6 @@
 
 import collections
 import re
-import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,9 +12,9 @@ from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 
 from .._compat import CALLBACK_ERROR_NAME, last_runtime_error, runtime_error_text
-from .._spec.static_key import static_key
-from .._spec.tree import DICT, MODULE, NODE, _split, _split_leaf, read_node
+from .._spec.tree import DICT, MODULE, NODE, failed_levels, read_node
 from .._text import short
+from .traced import is_disabled
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
 _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)
@@ -97,37 +96,56 @@ def raise_instead(clearer: BaseException | None, cause: BaseException | None = N
         del clearer, cause
 
 
-def split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:
-    """Return a clearer error than that of `split`, if it is Python's or JAX's.
+def drop_unused(call: Any) -> None:
+    """Drop the entry of a call that raised, if no trace of it has ended well.
 
-    `named` are parts of the tree with their names, from which paths begin.
+    It would count, and might take the place of an entry that serves.
     """
+    entry, table = call.entry, call.function.table
+    if not hasattr(entry, "out") and table.entries.get(entry.spec) is entry:
+        table.drop(entry.spec)
+
+
+def raise_clearer(error: BaseException, call: Any) -> None:
+    """Raise a clearer error than a call raised, if there is one."""
+    __tracebackhide__ = True
+    # What the user's function raises while it is traced is never replaced.
+    if not isinstance(error, Exception) or (call.trace is not None and not call.is_traced):
+        return
+    raise_instead(runtime_error(error))
+    # Under `jax.disable_jit` the error is the function's own.
+    paths = None if is_disabled() else call.array_paths
+    if paths is not None:
+        raise_instead(array_error(error, zip(paths, call.flat, strict=True)))
+
+
+def split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:
+    """Return a clearer error than `split` raised, if that is Python's or JAX's.
+
+    `named` are parts of the tree with their names, with which paths begin.
+    """
+    levels = failed_levels(error)
     # Not `isinstance`: users raise subclasses, and a signal handler others.
     if type(error) not in (TypeError, ValueError, RecursionError):
         return None
-    path, is_static = "", False
-    value: Any = None
+    path = ""
     paths: dict[int, str] = {}
-    # From the frames, outside in, because to take it apart again would run the user's code again.
-    # Each has the `value` that it took apart, and that of a node its `spec` up to the child.
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code in (_split_leaf.__code__, static_key.__code__):
-            value, is_static = frame.f_locals["value"], True
-        elif frame.f_code is _split.__code__:
-            value, spec = frame.f_locals["value"], frame.f_locals.get("spec")
-            path = path or next((name for name, each in named if each is value), "")
-            if id(value) in paths and isinstance(error, RecursionError):
-                return ValueError(
-                    f"`{paths[id(value)]}` contains itself, so it isn't a tree. Keep references to "
-                    "a parent out of the pytree, or make them static."
-                )
-            if path and spec:
-                paths[id(value)] = path
-                path += _label(value, *spec)
+    for level in reversed(levels):
+        value = level.value
+        path = path or next((name for name, each in named if each is value), "")
+        if id(value) in paths and isinstance(error, RecursionError):
+            return ValueError(
+                f"`{paths[id(value)]}` contains itself, so it isn't a tree. Keep references to "
+                "a parent out of the pytree, or make them static."
+            )
+        if path and level.spec:
+            paths[id(value)] = path
+            path += _label(value, *level.spec)
     if not path or isinstance(error, RecursionError):
-        # Or the user's functions have taken the stack, or a deep tree has.
+        # The user's functions have taken the stack, or a deep tree has.
         return None
-    if is_static:
+    value = levels[0].value
+    if levels[0].is_static:
         return ValueError(
             f"The static value `{path}` of type `{type(value).__name__}` can't be hashed: "
             f"{type(error).__name__}: {error}. Everything that isn't an array is static, and "
@@ -143,7 +161,10 @@ def split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | 
 
 
 def _label(value: Any, kind: int, cls: type, aux: Any, *before: Any) -> str:
-    """Return what follows a node's path in that of the child after those before."""
+    """Return what a node's path is followed by in the path of the child that comes next.
+
+    The arguments after `value` are the node's spec, up to and without that child.
+    """
     i = len(before)
     if kind == NODE:
         return read_node(value)[0][i]

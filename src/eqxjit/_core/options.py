@@ -1,5 +1,7 @@
 """The options of `filter_jit`, checked once, when a function is wrapped."""
 
+import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
@@ -19,8 +21,18 @@ class JitOptions(TypedDict, total=False):
     compiler_options: dict[str, Any] | None
 
 
-# Upstream refuses these, since it decides them itself.
-_REFUSED = "static_argnums", "static_argnames", "donate_argnums", "in_shardings", "out_shardings"
+# What to write instead of the options of `jax.jit` that `filter_jit` decides itself. Upstream
+# rejects them, too.
+_STATIC = "Everything but arrays is static. Pass a number that varies as an array."
+_DONATE = 'Donate arrays by `donate="all"` or `donate="all-except-first"`.'
+_INSTEAD = {
+    "static_argnums": _STATIC,
+    "static_argnames": _STATIC,
+    "donate_argnums": _DONATE,
+    "donate_argnames": _DONATE,
+    "in_shardings": "Place the arguments by `jax.device_put` before the call.",
+    "out_shardings": "Place the results by `eqx.filter_shard` within the function.",
+}
 
 
 class Options(NamedTuple):
@@ -30,36 +42,50 @@ class Options(NamedTuple):
     block: bool = False
     maxsize: int | None = 1024
     max_traces: int | None = None
-    # Those of `jax.jit`, sorted by name: in any order they are the same options.
+    # The options of `jax.jit`, sorted by name, because their order makes no difference.
     jit_arguments: tuple[tuple[str, Any], ...] = ()
 
 
+_OURS = "donate", "block", "maxsize", "max_traces"
 _WAYS_TO_DONATE = get_args(Donate)
 
 
 def check_options(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, jit_arguments: Mapping[str, Any]
 ) -> Options:
-    """Return the options; raise, as upstream does, for what none of them can be."""
+    """Return the options; raise for a value that an option can't have, as upstream does."""
     if not isinstance(donate, str) or donate not in _WAYS_TO_DONATE:
         ways = ", ".join(map(repr, _WAYS_TO_DONATE))
         raise ValueError(f"`filter_jit(..., donate=...)` must be one of {ways}; got {donate!r}.")
     if block not in (True, False):
         raise ValueError(f"`filter_jit(..., block=...)` must be True or False; got {block!r}.")
-    # A wrong bound would show at the thousandth call.
+    # Checked here, because a wrong bound would show at the thousandth call.
     for name, count in (("maxsize", maxsize), ("max_traces", max_traces)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
             raise TypeError(f"`{name}` must be None or an int, at least 1; got {count!r}.")
         if count is not None and count < 1:
             raise ValueError(f"`{name}` must be at least 1; got {count}.")
-    refused = [f"`{name}`" for name in _REFUSED if name in jit_arguments]
-    if refused:
-        raise ValueError(
-            f"`filter_jit` can't take {', '.join(refused)}: arrays are traced and all else is "
-            "static. Pass what varies as an array; donate arrays by `donate=...`; place them by "
-            "`jax.device_put` before the call, or by `eqx.filter_shard`."
-        )
+    for name, instead in _INSTEAD.items():
+        if name in jit_arguments:
+            raise ValueError(f"`filter_jit` can't take `{name}`. {instead}")
     if jit_arguments:
-        # So that a bad one is refused here, as by upstream, rather than at the first call.
-        jax.jit(lambda: None, **jit_arguments)
+        _check_jit_arguments(jit_arguments)
     return Options(donate, bool(block), maxsize, max_traces, tuple(sorted(jit_arguments.items())))  # type: ignore[arg-type]
+
+
+def _check_jit_arguments(jit_arguments: Mapping[str, Any]) -> None:
+    """Raise where a function is wrapped, as upstream does, rather than at its first call."""
+    try:
+        jax.jit(lambda: None, **jit_arguments)
+    except TypeError:
+        known = [*inspect.signature(jax.jit).parameters]
+        for name in jit_arguments:
+            if name in known:
+                continue
+            similar = difflib.get_close_matches(name, [*_OURS, *known], 1)
+            hint = f" Did you mean `{similar[0]}`?" if similar else ""
+            raise TypeError(
+                f"filter_jit() got an unexpected keyword argument {name!r}.{hint} It takes "
+                f"{', '.join([f'`{each}`' for each in _OURS])} and options of `jax.jit`."
+            ) from None
+        raise

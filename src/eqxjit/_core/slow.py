@@ -1,32 +1,150 @@
 """The slow path: the specification of a call.
 
 Bind the arguments, split them, find the entry of their spec or add one, call its jitted function,
-finish what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
+read a new program, wait if it can raise, and combine the output. A fast path is a guarded replay of
+this.
 """
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from .._compat import ArrayImpl, connect, is_transforming, may_raise, native
+from .._compat import ArrayImpl, connect, is_transforming, native
 from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
-from .._spec.tree import as_array, combine, has_tracers, wait_for
-from .._text import switch
+from .._spec.tree import Parts, as_array, combine, has_tracers, wait_for
+from .._text import comes_from_signal_handler, switch
 from .entry import Call, Entry, Out, Output
-from .errors import array_error, raise_instead, runtime_error
+from .errors import drop_unused, raise_clearer
+from .in_flight import make
 from .table import Function, split_named
-from .traced import NotInFlight, is_disabled, make, new_entry
+from .traced import is_disabled, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
 
+#: What a call's arguments are, bound to parameters and split: `args`, `kwargs`, and their parts.
+BoundParts = tuple[tuple[Any, ...], dict[str, Any], Parts]
+
+
+def bind_and_split(
+    function: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    more_arrays: tuple[type, ...] = (),
+) -> BoundParts:
+    """Return the arguments of a call, bound and split. An error names the argument at fault."""
+    __tracebackhide__ = True
+    signature = function.signature
+    args, kwargs = signature.bind(args, kwargs)
+    named = lambda: signature.named(args, kwargs)  # noqa: E731
+    return args, kwargs, split_named((args, kwargs), named, True, more_arrays)
+
+
+def make_call(
+    function: Function,
+    fun_arrays: tuple[Any, ...],
+    bound: BoundParts,
+    entry: Entry,
+    is_staged: bool = False,
+) -> Call:
+    args, kwargs, parts = bound
+    return Call(function, fun_arrays, args, kwargs, *parts, entry, is_staged)
+
+
+class ending:
+    """The part of a call in which JAX may trace: however it ends, the call leaves nothing behind.
+
+    If it raises, the error is replaced by a clearer one where there is one.
+    """
+
+    # Not a `contextmanager`, because its generator would add frames to the user's traceback.
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call):
+        self._call = call
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        __tracebackhide__ = True
+        call = self._call
+        try:
+            if error is not None:
+                drop_unused(call)
+                raise_clearer(error, call)
+        finally:
+            # Last, because the log shows the time of all that JAX did for this call.
+            call.function.table.history.finish(call)
+
+
+def run(call: Call) -> Any:
+    """Run the program of a call, tracing and compiling it if it is new; return the output."""
+    __tracebackhide__ = True
+    with ending(call):
+        return finish(call, make(call, call.entry.jitted, *map(as_array, call.flat)))
+
+
+def finish(call: Call, output: Output) -> Any:
+    """Return the user's output of a call, once its program has run if that can raise."""
+    __tracebackhide__ = True
+    [(program, arrays)] = output.items()
+    call.program = program
+    is_part = has_tracers(arrays)
+    # A transformed program is a part of another program, which can't be read. So is a program that
+    # is called on arrays alone, if it refers to the axis of a `vmap` by name.
+    if program.unread and not is_part and not is_transforming():
+        call.jaxpr, call.lowered = lower_again(call)
+        program.read(call.lowered)
+    if program.must_wait or program.unread or is_part:
+        wait_for(arrays)
+    # Another thread may have traced it, while this call waited within JAX.
+    call.entry.n_hits += call.trace is None
+    return combine_output(call, call.entry.outs[program.number][0], arrays)
+
+
+def lower_again(call: Call) -> tuple[Any, Any]:
+    """Return the jaxpr of a call's program and JAX's lowering of it, both from JAX's caches.
+
+    Each is `None` if JAX has it no longer, or can't tell.
+    """
+    jitted = call.entry.jitted
+    # `EQX_ON_ERROR=breakpoint` replaces `jax.jit`, and a compiled function has no `trace`.
+    if not hasattr(jitted, "trace"):
+        return None, None
+    # JAX finds it fastest for what says no more of an array than its type. Donated arrays are
+    # deleted by now, but still have their types.
+    flat = [x.aval if type(x) is ArrayImpl and not x.committed else x for x in call.flat]
+    try:
+        traced = jitted.trace(*flat)
+        return traced.jaxpr, traced.lower()
+    except Exception as error:
+        # The program has run, so the call mustn't fail because JAX doesn't find it again. No code
+        # of the user's runs here, but a signal handler may raise.
+        if comes_from_signal_handler(error):
+            raise
+        return None, None
+
+
+def combine_output(call: Call, out: Out, arrays: list[Any]) -> Any:
+    """Return the user's output, from its arrays and from what else the program returns."""
+    statics = out.statics
+    # Mostly no static object came in, and a list of all that did takes a while.
+    if max(out.slots, default=-1) >= 0:
+        came_in = call.all_statics
+        statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
+    return combine(out.spec, iter(arrays), iter(statics))
+
+
+# --- What a wrapper calls -------------------------------------------------------------------------
+
 
 class CallHandler:
-    """The calls of one wrapper."""
+    """The calls of one wrapper.
+
+    - `function`: the function without its arrays; `fun_arrays`: these arrays.
+    - `fasts`: the fast paths that the wrapper tries: those of the function's table, by default.
+    """
 
     def __init__(
         self,
@@ -47,94 +165,79 @@ class CallHandler:
             # C reads the list in each call.
             link(wrapper, self)
 
-    # --- A call, from top to bottom -----------------------------------------------------------
+    # --- The slow path ------------------------------------------------------------------------
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Make a call for which there is no fast path yet; then make one for calls like it."""
         __tracebackhide__ = True
         # Not `with trimming`, because here all calls pass that no fast path matches.
         try:
-            return self.call(self.take_apart(args, kwargs))
+            call = self.take_apart(args, kwargs)
+            result = run(call)
+            # Under `jax.disable_jit` nothing was traced.
+            if HAS_FAST_PATHS and not is_disabled():
+                self.add_fast(call)
+            return result
         except BaseException:
             trim()
             raise
 
     def take_apart(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_staged: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        more_arrays: tuple[type, ...] = (),
+        is_staged: bool = False,
     ) -> Call:
-        """Return a call, taken apart; an error names a bad argument."""
+        """Return a call, taken apart, with its entry. An error names the argument at fault."""
         __tracebackhide__ = True
-        signature = self.function.signature
-        args, kwargs = signature.bind(args, kwargs)
-        # To what is lowered a `ShapeDtypeStruct` is an array.
-        more_arrays = (jax.ShapeDtypeStruct,) if is_staged else ()
-        named = lambda: signature.named(args, kwargs)  # noqa: E731
-        parts = split_named((args, kwargs), named, True, more_arrays)
-        return Call(self.function, self.fun_arrays, args, kwargs, *parts, is_staged)
+        bound = bind_and_split(self.function, args, kwargs, more_arrays)
+        entry = self.entry_of(bound[2][0])
+        return make_call(self.function, self.fun_arrays, bound, entry, is_staged)
 
-    def call(self, call: Call) -> Any:
+    def entry_of(self, spec: Any) -> Entry:
+        """Return the entry of a spec, a new one if there is none."""
+        make = lambda: new_entry(self.function, spec, len(self.fun_arrays))  # noqa: E731
+        # Under `jax.disable_jit` the function's output is described for one call alone.
+        return make() if is_disabled() else self.table.find(spec, make)
+
+    # --- What fast paths call -----------------------------------------------------------------
+
+    def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
+        """Return a call that a fast path has matched with an entry, taken apart."""
+        bound = bind_and_split(self.function, args, kwargs)
+        if hash(bound[2][0]) != hash(entry.spec):
+            raise ValueError(
+                "An argument was taken apart twice in one call, with different results. The "
+                "flatten of a registered class must depend on nothing but the object."
+            )
+        return make_call(self.function, self.fun_arrays, bound, entry)
+
+    def finish_fast(self, output: Output, call: Call) -> Any:
+        """Finish a call of a fast path that was traced, or whose program is still to be read."""
         __tracebackhide__ = True
-        table = self.table
-        if is_disabled():
-            # Nothing is traced: what the function returns is described for this call alone.
-            call.entry = new_entry(call)
-            return self.attempt(call, self.run, call)
-        # This compares static objects.
-        entry = call.entry = table.find(call.spec, lambda: new_entry(call))
-        result = self.attempt(call, self.run, call)
-        if HAS_FAST_PATHS:
-            if table.wants_fast(entry) and (fast := fast_path(call)) is not None:
-                table.add_fast(fast)
-            if native is None:
-                self.link()
-        return result
+        with trimming, ending(call):
+            return finish(call, output)
 
-    def attempt(self, call: Call, action: Callable[..., Any], *args: Any) -> Any:
-        """Return what a part of a call returns; if it raises, drop what the call left behind."""
+    def failed_fast(self, error: BaseException, call: Call) -> None:
+        """Raise what the jitted function raised in a fast path, or a clearer error."""
         __tracebackhide__ = True
         try:
-            return action(*args)
-        except BaseException as error:
-            self.failed(error, call)
-            raise
-
-    def run(self, call: Call) -> Any:
-        """Return the result of a call's program, once that has run if it can raise."""
-        __tracebackhide__ = True
-        return self.finish(make(call, call.entry.jitted, *map(as_array, call.flat)), call)
-
-    def finish(self, output: Output, call: Call) -> Any:
-        """Return the result of a call, once its program has run if it can raise."""
-        __tracebackhide__ = True
-        [(program, arrays)] = output.items()
-        # None also where another thread traced it: this call waited for that, within JAX.
-        trace, is_part = call.end_traces(), has_tracers(arrays)
-        self.table.n_hits += trace is None
-        jaxpr = lowered = None
-        # A transformed program is a part of another one, which can't be read. So is one that is
-        # called on arrays alone, if it refers to the axis of a `vmap` by its name.
-        if program.unread and not is_part and not is_transforming():
-            jaxpr, lowered = _program(call)
-            read(program, lowered)
-        if call.is_recompiled and trace is None:
-            self.table.history.recompile(call)
-        try:
-            if program.must_wait or program.unread or is_part:
-                wait_for(arrays)
+            with trimming, ending(call):
+                # A clearer error then gets it as its context, as in the slow path.
+                raise error
         finally:
-            # Last, because its log line shows the time of all that JAX did for it.
-            if trace is not None:
-                self.table.history.finish(trace, call, jaxpr, lowered)
-        return self.combine(call.entry.outs[program.number][0], arrays, call)
+            # The traceback of the error has this frame, which would be a cycle.
+            del error
 
-    def combine(self, out: Out, arrays: list[Any], call: Call) -> Any:
-        statics = out.statics
-        # Mostly none came in, and a list of all that did takes a while.
-        if max(out.slots, default=-1) >= 0:
-            came_in = call.all_statics
-            statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
-        return combine(out.spec, iter(arrays), iter(statics))
+    # --- Fast paths ---------------------------------------------------------------------------
 
-    # --- From fast paths ----------------------------------------------------------------------
+    def add_fast(self, call: Call) -> None:
+        """Add a fast path for calls like this one, if the table wants one."""
+        if self.table.wants_fast(call.entry) and (fast := fast_path(call)) is not None:
+            self.table.add_fast(fast)
+        if native is None:
+            self.link()
 
     def link(self) -> None:
         """Have the wrapper try the fast paths that there are now, in generated Python."""
@@ -142,7 +245,7 @@ class CallHandler:
         # Unlike a `WeakSet`, this runs no Python when one dies: what a signal handler raises there
         # is lost.
         ref = weakref.ref(self, table.linked.discard)
-        with table.lock:
+        with table.changing():
             if wrapper is not None and ref not in table.linked:
                 table.linked.add(ref)
                 link(wrapper, self)
@@ -154,92 +257,9 @@ class CallHandler:
         if wrapper is not None:
             connect(wrapper, self.slow_call)
 
-    def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
-        call = self.take_apart(args, kwargs)
-        if hash(call.spec) != hash(entry.spec):
-            raise ValueError(
-                "An argument was taken apart twice in one call, with different results. The "
-                "flatten of a registered class must depend on nothing but the object."
-            )
-        call.entry = entry
-        return call
-
-    def finish_fast(self, output: Output, call: Call) -> Any:
-        __tracebackhide__ = True
-        with trimming:
-            return self.attempt(call, self.finish, output, call)
-
-    def failed_fast(self, error: BaseException, call: Call) -> None:
-        """Raise what the jitted function raised in a fast path, or a clearer error."""
-        __tracebackhide__ = True
-        with trimming:
-            # Raised here, so that a clearer error has the context that it has in the slow path; and
-            # caught by this name, which the frame then drops, because its traceback has the frame.
-            try:
-                raise error
-            except BaseException as error:
-                self.failed(error, call)
-                raise
-
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""
         try:
             return Writer(self.function, self.table.fasts[0].entry).write()[0]
         except (IndexError, TooLarge):
             return None
-
-    # --- Ahead of time ------------------------------------------------------------------------
-
-    def stage(
-        self, stage: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Call, Any, Any]:
-        """Return a call, what `stage(jitted)` makes of its arrays, and the trace if it made one."""
-        __tracebackhide__ = True
-        call, table = self.take_apart(args, kwargs, is_staged=True), self.table
-        entry = call.entry = table.find(call.spec, lambda: new_entry(call))
-        staged = self.attempt(call, make, call, stage(entry.jitted), *call.flat)
-        trace = call.end_traces()
-        if trace is not None:
-            table.history.finish(trace, call, *_program(call))
-        return call, staged, trace
-
-    # --- Errors -------------------------------------------------------------------------------
-
-    def failed(self, error: BaseException, call: Call) -> None:
-        """Drop what a call that raised left behind, and raise a clearer error if there is one."""
-        __tracebackhide__ = True
-        entry, table = call.entry, self.table
-        trace = call.end_traces()
-        if trace is not None and trace._is_made:
-            table.history.finish(trace, call)
-        # Or an entry that serves nobody would count, and might take the place of one that does.
-        if not hasattr(entry, "out") and table.entries.get(entry.spec) is entry:
-            table.drop(entry.spec)
-        if isinstance(error, Exception) and (trace is None or trace._is_made):
-            raise_instead(runtime_error(error))
-            # Under `jax.disable_jit` it is the function's.
-            paths = None if is_disabled() else call.array_paths
-            if paths is not None:
-                raise_instead(array_error(error, zip(paths, call.flat, strict=True)))
-
-
-def read(program: Any, lowered: Any) -> None:
-    """Note whether a program can raise, so that calls must wait for it."""
-    if lowered is None or may_raise(lowered.compiler_ir("stablehlo")):
-        program.must_wait = True
-    program.unread = False
-
-
-def _program(call: Call) -> tuple[Any, Any]:
-    """Return the jaxpr of a call that JAX has made, and that lowered; None for each without."""
-    # `EQX_ON_ERROR=breakpoint` replaces `jax.jit`.
-    if not hasattr(call.entry.jitted, "trace"):
-        return None, None
-    # Served from JAX's caches: fastest for arrays that say no more than their types.
-    flat = [x.aval if type(x) is ArrayImpl and not x.committed else x for x in call.flat]
-    try:
-        traced = call.entry.jitted.trace(*flat)
-    except NotInFlight:
-        # They were cleared meanwhile.
-        return None, None
-    return traced.jaxpr, traced.lower()

@@ -1,11 +1,14 @@
-"""A function under `filter_jit`, its table of entries by spec, and where functions keep these."""
+"""What `filter_jit` keeps of a function: itself without its arrays, and its table of entries."""
 
+import collections
+import contextlib
+import copy
 import functools
 import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -15,21 +18,23 @@ from .._compat import MISSING
 from .._diagnostics.history import History
 from .._fast.signature import Signature
 from .._places import Place, place_of, wrapped_by
-from .._spec.static_key import referents, static_key
+from .._spec.static_key import changeable, referents, static_key
 from .._spec.tree import Parts, Spec, combine, split
 from .._text import short
 from .entry import Entry
 from .errors import raise_instead, split_error
 from .options import Options
 
-#: How many structures of a function take turns at full speed; the slow path serves others.
+#: A function has at most this many fast paths. The slow path serves its other structures.
 MAX_FAST = 64
 
-# Where more take turns, one in so many calls of the slow path gets a fast path in place of another.
+# If a function has more structures than fast paths, one call in this many gets a new fast path, in
+# place of an old one.
 _CALLS_PER_TURN = 64
 
-# How many differently wrapped forms of one function (`filter_grad(f)`, `partial(f, ...)`, other
-# options), and how many functions that have no `__dict__`, share tables.
+# A function has at most this many tables: one for each form in which it is wrapped
+# (`filter_grad(f)`, `partial(f, ...)`, other options). Callables that have no `__dict__` share this
+# number.
 _MAX_TABLES = 128
 
 
@@ -37,7 +42,7 @@ class CacheInfo(NamedTuple):
     """The state of a function's cache, in the manner of `functools.lru_cache`.
 
     - `entries`: static structures that are compiled.
-    - `traces`: how often the function was traced, entries no longer in the cache included.
+    - `traces`: how often the function was traced, also for entries that were dropped since.
     - `maxsize`: how many entries there are at most; `None` for any number.
     - `hits`: calls that ran an existing program. Calls that raised don't count, nor do those of
         `f.lower(...).compile()`; those under `jax.disable_jit` may.
@@ -50,57 +55,69 @@ class CacheInfo(NamedTuple):
 
 
 def watch(owner: Any, key: Hashable) -> list[weakref.ref[Any]]:
-    """Return weak references to what a key refers to; the first to die has the owner drop the key.
+    """Return weak references to the objects that a key refers to.
 
-    They do so as long as they are alive themselves.
+    When the first of these objects dies, `owner` forgets the key. The caller must keep the
+    references: a dead one never calls back.
     """
-    # Not a bound method, by which what the owner holds would keep the owner alive.
+    # Not a bound method: it would keep the owner alive, which holds the references.
     owner_ref = weakref.ref(owner)
 
-    # Globals are gone when the interpreter exits.
+    # `sys.is_finalizing` is a default value, because globals are gone when the interpreter exits.
     def died(_: Any, is_finalizing: Any = sys.is_finalizing) -> None:
         owner = None if is_finalizing() else owner_ref()
         if owner is not None:
-            owner.drop(key)
+            owner.forget(key)
 
     return [weakref.ref(value, died) for value in referents(key)]
 
 
 class Table:
-    """The entries of one function under one set of options, shared by all that wrap it so.
+    """The entries of one function under one set of options, shared by all wrappers with these.
 
-    - `entries`: the entry of each spec. Looking one up may run the `==` of a user's static object,
-        so no lock is held meanwhile.
-    - `fasts`: the fast paths, the latest to be hit or added first. C walks this very list, and
-        moves what it hits to the front; so Python walks copies.
+    - `signature`, `options`: the signature of the function, and the options.
+    - `history`: the traces of the function.
+    - `entries`: the entry of each spec. To look an entry up may run the `==` of a user's static
+        object, so no lock is held meanwhile.
+    - `fasts`: the fast paths; the one that was hit or added last comes first. C walks this list
+        itself and moves a fast path that it hits to the front. Python therefore walks copies.
+    - `linked`: without C, weak references to the handlers of wrappers that call all `fasts`.
+    - `n_hits`: the hits of entries that were dropped, and of fast paths that were removed.
     """
 
     def __init__(self, signature: Signature, options: Options, place: Place):
-        #: Of `fasts` and the counts. Re-entrant, because garbage collection may drop an entry.
-        self.lock = threading.RLock()
         self.signature = signature
         self.options = options
-        self.history = History(signature.label, options.max_traces, place, self.lock)
+        self.history = History(signature.label, options.max_traces, place)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
-        #: The handlers of wrappers that call all of these, in generated Python.
         self.linked: set[weakref.ref[Any]] = set()
-        #: Of calls of the slow path, and of fast paths that were removed.
         self.n_hits = 0
         self._clock = itertools.count()
+        # Guards `fasts` and `linked`. Re-entrant, because garbage collection may drop an entry
+        # while this thread holds it.
+        self._lock = threading.RLock()
+        #: The specs of entries to drop, because one of their static objects has died.
+        self._dead: collections.deque[Spec] = collections.deque()
+
+    # --- Entries ------------------------------------------------------------------------------
 
     def find(self, spec: Spec, make: Callable[[], Entry]) -> Entry:
-        """Return the entry of a spec, a new one if there is none: now the most recently used."""
+        """Return the entry of a spec, or add a new one; it now counts as the most recently used."""
         entry = self.entries.get(spec) or self._add(make())
         entry.last_used = next(self._clock)
         return entry
 
     def _add(self, entry: Entry) -> Entry:
-        """Add an entry in place of the least used; return another thread's, if that was first."""
+        """Add an entry, and drop the least recently used one if there are too many.
+
+        If another thread was first, its entry is returned instead.
+        """
         added = self.entries.setdefault(entry.spec, entry)
         if added is entry:
             entry.watches = watch(self, entry.spec)
-        # A call of a fast path leaves no trace but a hit and, in C, its place in the list.
+        # A call of a fast path doesn't set `last_used`. It shows as a hit and, in C, in the order
+        # of the list.
         for fast in self.fasts[::-1]:
             if fast.hits > fast.hits_before:
                 fast.hits_before = fast.hits
@@ -108,7 +125,7 @@ class Table:
         added.last_used = next(self._clock)
         maxsize = self.options.maxsize
         while maxsize is not None and len(self.entries) > maxsize:
-            # In one C call, because other threads and garbage collection change the dict.
+            # `list(...)` is one C call. Other threads and garbage collection may change the dict.
             least_used = min(list(self.entries.values()), key=lambda each: each.last_used)
             least_used.why_dropped.append(
                 f"its entry was the least recently used of more than `maxsize={maxsize}`"
@@ -120,19 +137,48 @@ class Table:
         """Drop the entry of a spec, if there is one, and its fast path."""
         entry = self.entries.pop(spec, None)
         if entry is not None:
+            self.n_hits += entry.n_hits
             self.remove_fast(entry)
 
+    def forget(self, spec: Spec) -> None:
+        """Drop the entry of a spec soon: called when an object dies, in the middle of anything.
+
+        It doesn't wait for the lock, because two threads might each hold the lock of a table while
+        an object of the other's table dies. Whoever holds the lock drops the entry.
+        """
+        self._dead.append(spec)
+        self._drop_dead()
+
+    def _drop_dead(self) -> None:
+        while self._dead and self._lock.acquire(blocking=False):
+            try:
+                # Another thread may have been first, or garbage collection in this one.
+                with contextlib.suppress(IndexError):
+                    while True:
+                        self.drop(self._dead.popleft())
+            finally:
+                self._lock.release()
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock of the fast paths; then drop the entries that were to wait for it."""
+        with self._lock:
+            yield
+        self._drop_dead()
+
     def clear(self) -> None:
-        with self.lock:
+        with self.changing():
             for spec in list(self.entries):
                 self.drop(spec)
             self.n_hits = 0
             self.history.restart()
 
+    # --- Fast paths ---------------------------------------------------------------------------
+
     def wants_fast(self, entry: Entry) -> bool:
         """Return whether an entry that was found or added just now should get a fast path."""
         fasts = self.fasts[:]
-        # Making one takes as long as some calls of the slow path.
+        # To make a fast path takes as long as some calls of the slow path, so not each call does.
         if len(fasts) >= MAX_FAST and entry.last_used % _CALLS_PER_TURN:
             return False
         return all(fast.entry is not entry for fast in fasts)
@@ -140,18 +186,19 @@ class Table:
     def add_fast(self, fast: Any) -> None:
         """Put a fast path before all others, unless its entry was dropped meanwhile."""
         entry = fast.entry
-        with self.lock:
+        with self.changing():
             self.remove_fast(entry)
             self.fasts.insert(0, fast)
             for last in self.fasts[MAX_FAST:]:
                 self.remove_fast(last.entry)
             self._unlink()
-        # Its calls would go on being served, and it would live as long as the table.
+        # If the entry was dropped meanwhile, the fast path would go on serving calls, and live as
+        # long as the table.
         if self.entries.get(entry.spec) is not entry:
             self.remove_fast(entry)
 
     def remove_fast(self, entry: Entry) -> None:
-        with self.lock:
+        with self.changing():
             for fast in self.fasts[:]:
                 if fast.entry is entry:
                     self.fasts.remove(fast)
@@ -165,8 +212,9 @@ class Table:
         self.linked.clear()
 
     def info(self) -> CacheInfo:
-        with self.lock:
+        with self.changing():
             hits = self.n_hits + sum([fast.hits for fast in self.fasts[:]])
+            hits += sum([entry.n_hits for entry in [*self.entries.values()]])
         return CacheInfo(len(self.entries), self.history.n_traces, self.options.maxsize, hits)
 
 
@@ -174,10 +222,15 @@ class Table:
 
 
 class Function:
-    """A function under `filter_jit`, taken apart when it is wrapped; a wrapper's copies share it.
+    """A function under `filter_jit`, without its arrays. All copies of a wrapper share it.
 
-    - `keeps_arrays`: whether its arrays are never donated; it then shares no table.
-    - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
+    - `spec`, `statics`: what `split` returns for the function, besides its arrays.
+    - `options`: the options of `filter_jit`.
+    - `keeps_arrays`: whether its arrays are never donated. Such a function has a table of its own.
+    - `key`: equal for functions that may share a table.
+    - `table`: the table of its entries; `signature`: the signature in it.
+    - `attributes`: the attributes that a wrapper copies from the function, as
+        `functools.update_wrapper` does.
     """
 
     def __init__(
@@ -188,30 +241,40 @@ class Function:
         options: Options,
         table: Table | None = None,
     ):
+        # Wrappers with equal keys share programs, and no call compares what the function holds. So
+        # a static array, which its owner may change before a later trace, equals itself alone.
+        for array in changeable(spec):
+            array.identify()
         self.spec = spec
         self.statics = tuple(statics)
         self.options = options
         self.keeps_arrays = table is not None
-        # As metadata of a pytree node, copies of a wrapper that JAX unflattens compare by this.
+        # A wrapper is a pytree node with this object as its metadata, so JAX compares it.
         self.key = options[:4], static_key(options.jit_arguments), spec
-        # A frozen function's spec holds its arrays, which nothing else is to hold.
+        # The signature is read only if there is no table yet: that takes longer than a call, and
+        # much code wraps a function wherever it calls it. A frozen function passes its own table,
+        # because the key of a shared table would keep the frozen arrays alive.
         self.table = table or _tables_of(fun).get(
-            # Much code wraps where it calls, and reading a signature takes longer than such a call.
             self.key,
             lambda: Table(Signature(fun, *names_of(fun)), options, place_of(fun)),
         )
         self.signature = self.table.signature
         self.attributes = {
             attribute: getattr(fun, attribute)
-            # Copied when it is wrapped: a wrapper lets its user set them.
             for attribute in functools.WRAPPER_ASSIGNMENTS
-            # Equinox's unflatten fills in a mark where a Module has no such attribute.
+            # Where a Module lacks an attribute, Equinox's unflatten fills in `MISSING`.
             if getattr(fun, attribute, MISSING) is not MISSING
         }
 
     def __repr__(self) -> str:
-        # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
+        # JAX's errors show the structure of a wrapper, in which this stands for the function.
         return f"<{self.signature.qualname}{self.signature.inspected}>"
+
+    def with_new_table(self) -> "Function":
+        """Return the same function with a table of its own, in which nothing is compiled."""
+        function = copy.copy(self)
+        function.table = Table(self.signature, self.options, self.table.history.place)
+        return function
 
     def combine(self, arrays: Sequence[Any]) -> Any:
         return combine(self.spec, iter(arrays), iter(self.statics))
@@ -224,30 +287,32 @@ class Function:
 
 
 def names_of(fun: Any) -> tuple[str, str]:
-    """Return what to call a callable in programs and errors: the name of the function below it."""
+    """Return the name and qualified name of a callable, for programs and errors.
+
+    They are those of the function that the callable wraps. For an instance, they are its class's.
+    """
     below = fun
     for below in wrapped_by(fun):
-        # As upstream names it.
+        # Equinox doesn't look for a name below a `Partial` either.
         if isinstance(below, eqx.Partial):
             break
-    # An instance of a class is called by the name of that.
     named = below if hasattr(below, "__name__") and hasattr(below, "__qualname__") else type(below)
     return named.__name__, named.__qualname__
 
 
 def split_named(tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any) -> Parts:
-    """Return `split(tree, *options)`; an error names the part at fault, below one of `named()`."""
+    """Return `split(tree, *options)`. An error names the part at fault, below one of `named()`."""
     __tracebackhide__ = True
     try:
         return split(tree, *options)
     except Exception as error:
-        # Of a flatten or a `__hash__` of the user's, or JAX's for the keys of a dict.
+        # It comes from the user's flatten or `__hash__`, or from JAX for the keys of a dict.
         raise_instead(split_error(error, named()), error)
         raise
 
 
 def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
-    """Return a function as `filter_jit` sees it: without its arrays, and these."""
+    """Return a function without its arrays, and these arrays."""
     if not callable(fun):
         hint = ""
         if isinstance(fun, (classmethod, property)):
@@ -259,41 +324,46 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
 
 # --- Where functions keep their tables ------------------------------------------------------------
 
-# Under this name a function has its tables in its `__dict__`: a plain cycle, which Python frees,
-# where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
-_ATTRIBUTE = "__eqxjit_tables__"
+# The name under which a function has its tables in its `__dict__`. That is a plain cycle, which
+# Python frees. A `WeakKeyDictionary` whose values refer to their keys would never free them. A
+# pickle of the function by value contains this name with `None` as the value, so the name doesn't
+# refer to eqxjit, which the reader of the pickle may not have.
+_ATTRIBUTE = "__jit_tables__"
 
 
 class _Tables:
-    """The tables of one function, by how it is wrapped."""
+    """The tables of one function: one for each form in which it is wrapped.
+
+    - `owner`: a weak reference to the function; `None` for the tables of all other callables.
+    - `by_key`: each table, with the weak references whose death drops it.
+    """
 
     def __init__(self, owner: object | None):
         self.owner = None if owner is None else weakref.ref(owner)
-        #: Of each also the references that drop it.
         self.by_key: dict[Hashable, tuple[Table, Any]] = {}
 
     def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
-        """Return the table of a key, which is made if there is none."""
+        """Return the table of a key. If there is none, `make` makes one."""
         # Without a lock, because comparing keys may run a user's `==`.
         found = self.by_key.get(key)
         if found is None:
-            # Another thread may be first.
+            # By `setdefault`, because another thread may be first.
             found = self.by_key.setdefault(key, (make(), watch(self, key)))
             for oldest in list(self.by_key)[:-_MAX_TABLES]:
-                self.drop(oldest)
+                self.forget(oldest)
         return found[0]
 
-    def drop(self, key: Hashable) -> None:
+    def forget(self, key: Hashable) -> None:
         self.by_key.pop(key, None)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # Reached when a function is pickled by value, and when its `__dict__` is copied: what was
-        # compiled isn't copied.
+        # Called when a function is pickled by value, and when its `__dict__` is copied. Compiled
+        # programs aren't copied, so the copy has `None` instead.
         return type(None), ()
 
 
 _lock = threading.RLock()
-# Those of what has no function below it, such as a Module.
+# The tables of callables with no Python function below them, such as Modules.
 _shared = _Tables(None)
 
 

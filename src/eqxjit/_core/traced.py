@@ -7,42 +7,13 @@ from typing import Any
 
 import jax
 
-from .._compat import debug_info, is_staging, native
+from .._compat import debug_info, is_staging
 from .._diagnostics import events
 from .._places import CallSite
 from .._spec.tree import combine, count_arrays, has_tracers
+from . import donation
 from .entry import Call, Entry, Output
-
-# --- Calls in flight ------------------------------------------------------------------------------
-# A static object that a trace compiles in is that of the call in flight, because an equal one of an
-# earlier call may have changed since. Each thread has a stack of them: with the native back end in
-# C, otherwise in Python.
-
-if native is not None:
-    make, in_flight = native.run, native.in_flight
-
-else:
-    from .._fast.writer import call_of
-    from .._fast.writer import in_flight as _stack
-
-    def make(call: Call, action: Any, *arrays: Any) -> Any:
-        """Call a jitted function, or its `lower`, with the arrays of a call in flight."""
-        __tracebackhide__ = True
-        calls = _stack.calls
-        n = len(calls)
-        try:
-            calls.append([call.entry, None, call])
-            return action(*arrays)
-        finally:
-            del calls[n:]
-
-    def in_flight(entry: Entry | None = None) -> Call | None:
-        """Return this thread's innermost call in flight, of an entry or of any; or None."""
-        for record in reversed(_stack.calls):
-            if entry is None or record[0] is entry:
-                return call_of(record)
-        return None
-
+from .in_flight import in_flight
 
 events.listen(in_flight)
 
@@ -84,7 +55,7 @@ class TracedFunction:
                 self._debug_info = debug_info(self._source, call.array_paths)
         return self._debug_info
 
-    def __call__(self, *leaves: Any) -> Any:
+    def __call__(self, *leaves: Any) -> Output:
         entry = self.entry_ref()
         call = None if entry is None else in_flight(entry)
         if entry is None or call is None:
@@ -94,32 +65,28 @@ class TracedFunction:
             return _trace(entry, call, leaves)
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced; and with
         # `jax_debug_nans` JAX runs the function that made a NaN again, on the arrays themselves.
-        return entry.describe(_run(entry, call, leaves), call.all_statics)
+        return _run(entry, call, leaves)
 
 
 def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
-    table = call.function.table
-    # Before the user's code runs: it may raise.
-    trace = table.history.begin(call)
-    call.traces.append(trace)
-    try:
-        with events.tracing(entry, trace):
-            output = entry.describe(_run(entry, call, leaves), call.all_statics)
-        trace._is_made = True
-        return output
-    finally:
-        # Also for one that failed: others must not wait for it, nor is it counted.
-        table.history.end(trace)
+    call.is_traced = False
+    # It raises if the function may not be traced any more.
+    with call.function.table.history.tracing(call) as call.trace:
+        output = _run(entry, call, leaves)
+    call.is_traced = True
+    if entry.hides_donation_warning:
+        donation.hide_warning()
+    return output
 
 
-def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Any:
+def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     """Run the user's function on these arrays and on the static objects of the call in flight."""
     # Equinox looks for this name on the stack, to tell where the jitted part begins.
     __equinox_jit_id__ = b"eqxjit"  # noqa: F841
     n = entry.n_arrays - entry.n_fun
     fun = call.function.combine(leaves[n:])
     args, kwargs = combine(call.spec, iter(leaves[:n]), iter(call.statics))
-    return fun(*args, **kwargs)
+    return entry.split_output(fun(*args, **kwargs), call.all_statics)
 
 
 def is_disabled() -> bool:
@@ -127,20 +94,25 @@ def is_disabled() -> bool:
     return jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
-def new_entry(call: Call) -> Entry:
-    """Return a new entry for a call's structure, not yet traced."""
-    function, donate = call.function, call.function.options.donate
-    entry = Entry(call.spec, function, len(call.fun_arrays))
+def new_entry(function: Any, spec: Any, n_fun: int) -> Entry:
+    """Return a new entry for a structure of a function's calls, not yet traced.
+
+    `n_fun` is the number of the function's own arrays.
+    """
+    donate = function.options.donate
+    entry = Entry(spec, function, n_fun)
     # New for each entry: JAX keeps what it traced by the function that it jits.
     traced = TracedFunction(entry.name, function.table.history.place.site, entry)
     first = last = 0
     if donate != "none":
-        # Not the arrays of a frozen function, which is called again with the same ones.
+        # The arrays of a frozen function are never donated: the next call passes the same ones.
         last = entry.n_arrays - (entry.n_fun if function.keeps_arrays else 0)
-        if donate.endswith("first") and call.args:
-            first = count_arrays(call.spec[3][3])
+        args = spec[3][3:]
+        if donate.endswith("first") and args:
+            first = count_arrays(args[0])
     jit_arguments = dict(function.options.jit_arguments)
-    # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+    # Look up `jax.jit` here, not at import, because Equinox replaces it under
+    # `EQX_ON_ERROR=breakpoint`.
     entry.jitted = jax.jit(traced, donate_argnums=range(first, last), **jit_arguments)
     return entry
 

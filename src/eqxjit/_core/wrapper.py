@@ -18,7 +18,7 @@ from .._diagnostics.description import WRAPPERS
 from .._diagnostics.trace import Trace
 from .._places import trimming
 from .._text import short
-from .ahead import CompileCost, Lowered
+from .ahead import CompileCost, Lowered, lower
 from .options import Donate, JitOptions, Options, check_options
 from .slow import CallHandler
 from .table import CacheInfo, Function, take_apart
@@ -76,9 +76,7 @@ class _Jitted(Generic[P, T]):
         A `Lowered`, with `as_text()`, `lowered` (JAX's) and `compile()`.
         """
         with trimming:
-            handler = self._wrapper._handler
-            staged = handler.stage(lambda jitted: jitted.lower, (*self._bound, *args), kwargs)
-            return Lowered(handler, staged, self._bound)
+            return lower(self._wrapper._handler, self._bound, args, kwargs)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile for arguments like these ahead of time.
@@ -98,9 +96,7 @@ class _Jitted(Generic[P, T]):
         A `CompileCost`: how long it took, and how large the executable is.
         """
         with trimming:
-            lowered = self.lower(*args, **kwargs)
-            compiled = lowered.compile()
-        return CompileCost(lowered.seconds, compiled.executable_bytes)
+            return self.lower(*args, **kwargs).cost()
 
     def cache_info(self) -> CacheInfo:
         """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`."""
@@ -126,6 +122,11 @@ class _Jitted(Generic[P, T]):
         `None` if there is none, or if the tree is too large for generated Python.
         """
         return self._wrapper._handler.source()
+
+    def __str__(self) -> str:
+        # `chex.assert_max_traces` finds out by this word that it is around a jitted function, where
+        # it sees no trace, and says to swap the two.
+        return f"<CompiledFunction {self!r}>"
 
     def __eq__(self, other: object) -> Any:
         return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented

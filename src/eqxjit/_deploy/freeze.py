@@ -1,10 +1,9 @@
-"""`freeze`: a function with its arrays compiled in, for inference; `load`: one from a file."""
+"""`freeze` compiles the arrays of a function in, for inference; `load` reads such a function."""
 
-import copy
 import dataclasses
-import functools
 import inspect
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import equinox as eqx
@@ -14,24 +13,34 @@ import jax.numpy as jnp
 from .._core.ahead import CompileCost
 from .._core.options import Options
 from .._core.table import Function, Table, names_of, split_named
-from .._core.wrapper import BoundJitFunction, JitFunction, P, T, register_partial, register_wrapper
+from .._core.wrapper import BoundJitFunction, JitFunction, P, T, register_wrapper
 from .._fast.signature import Signature
 from .._places import place_of, trimming
-from .._spec.static_key import referents, same, static_key
-from .._spec.tree import Spec, combine, has_tracers, split
+from .._spec.tree import combine, has_tracers, split
 from .._text import short
+from .opened import Partial, captured_bytes, opened
 from .saved import Path, SavedFunction, read, write
+from .snapshot import snapshot
 
 
 class FrozenFunction(JitFunction[P, T]):
-    """A function whose arrays are compiled in; made by `freeze`."""
+    """What `freeze` and `load` return: a function whose arrays are compiled in."""
 
     __slots__ = ()
 
     @property
     def constant_bytes(self) -> int:
-        """The bytes of arrays that are compiled in; larger arrays are passed along."""
-        return sum(value.nbytes for value in self._function.statics if eqx.is_array(value))
+        """The bytes of the arrays that are compiled in; a call passes the larger arrays.
+
+        Arrays to which a function of yours refers by its closure or by global variables are always
+        compiled in, and are counted as well.
+        """
+        statics = self._function.statics
+        return self._captured_bytes + sum([each.nbytes for each in statics if eqx.is_array(each)])
+
+    @property
+    def _captured_bytes(self) -> int:
+        return captured_bytes([each for each in self._function.statics if callable(each)])
 
     def compile(
         self, /, *args: Any, other_shapes: Literal["compile", "raise"] | None = None, **kwargs: Any
@@ -41,8 +50,13 @@ class FrozenFunction(JitFunction[P, T]):
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
-        - `other_shapes`: what a later call does that needs another program. `"raise"` raises a
-            `TooManyTracesError`; `"compile"`, the initial setting, compiles. None changes nothing.
+        - `other_shapes`: what happens in a later call that needs another program. With `"raise"`
+            the call raises a `TooManyTracesError`, with `"compile"` it compiles. None leaves the
+            setting as it is, which is `"compile"` at first.
+
+        **Returns:**
+
+        A `CompileCost`: how long it took, and how large the executable is.
         """
         if other_shapes not in ("compile", "raise", None):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
@@ -60,22 +74,25 @@ class FrozenFunction(JitFunction[P, T]):
     def save(self, path: Path, /, *args: Any, **kwargs: Any) -> None:
         """Save the program for arguments like these, to be loaded by `eqxjit.load`.
 
-        The file holds JSON, arrays and a program by `jax.export`, but no pickle. It is for the
-        platform that it is saved on (`"cpu"`, `"cuda"`, ...), and for releases of JAX that are at
-        most six months newer or three weeks older. A loaded function donates no arrays.
+        The file holds JSON, arrays and a program by `jax.export`, but no pickle. It can be loaded
+        on the platform that it was saved on (`"cpu"`, `"cuda"`, ...), under releases of JAX that
+        are at most six months newer or three weeks older. A loaded function donates no arrays, and
+        can't be differentiated.
 
         **Arguments:**
 
         - `path`: the file to write. An existing file is replaced atomically.
         - `*args`, `**kwargs`: as for `compile`. If a shape is symbolic, the program is compiled for
-            each shape that it is called with. What is left out here can't be passed to the loaded
-            function, not even as its default.
+            each shape that it is called with. An optional argument that is left out here can't be
+            passed to the loaded function, not even with the value of its default.
 
         **Raises:**
 
         - `ValueError`, if the arguments or the result hold anything but arrays, numbers,
-            strings and None, in tuples, lists and dicts; and for symbols of several scopes.
-        - `ImportError`, without flatbuffers (`pip install flatbuffers`).
+            strings and None, in tuples, lists and dicts; or if symbols are of different scopes.
+        - `NotImplementedError`, JAX's, if the function calls back into Python.
+        - `OSError`, if the file can't be written.
+        - `ImportError`, if flatbuffers isn't installed (`pip install flatbuffers`).
 
         !!! example
 
@@ -90,17 +107,23 @@ class FrozenFunction(JitFunction[P, T]):
             ```
         """
         with trimming:
-            write(self._handler, path, args, kwargs)
+            # Traced apart: what a file holds isn't compiled for calls here, and the structure of
+            # its output can't depend on earlier traces.
+            apart = FrozenFunction(self._function.with_new_table(), self._handler.fun_arrays)
+            write(apart._handler, path, args, kwargs)
 
     def __repr__(self) -> str:
         label = self._function.signature.label
         fun = getattr(self.__wrapped__, "func", None)
         if isinstance(fun, SavedFunction):
             return f"load({label}, saved for ({fun.saved_for}))"
-        return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
+        text, n_captured = f"{self.constant_bytes:,} bytes compiled in", self._captured_bytes
+        if n_captured:
+            text += f", {n_captured:,} of which functions capture: pass them as arguments"
+        return f"freeze({label}, {text})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # As a wrapper it would come back with arrays that are passed, and without its programs.
+        # A pickle of a wrapper holds neither programs nor the choice of arrays to compile in.
         raise TypeError(f"{self!r} can't be pickled: `save` it, or pickle what it was made of.")
 
 
@@ -120,24 +143,33 @@ def freeze(
 def freeze(
     fun: Any, *args: Any, max_constant_bytes: int = 2**20, **kwargs: Any
 ) -> FrozenFunction[..., Any]:
-    """Compile a function with fixed arrays: those of `fun` and of the arguments passed here.
+    """Compile the arrays of a function, and of arguments that are passed here, into its programs.
 
-    Use it for inference, where weights don't change: they are neither passed nor checked in a call.
-    It takes a snapshot, so freeze again after a change of the model or the arguments. (Static
-    objects that compare by identity aren't copied.)
+    Use it for inference, where weights don't change: a call neither passes nor checks them.
+    `freeze` takes a snapshot, so freeze again after a change of the model. Arrays that
+    `jax.vmap(model)`, `jax.grad(model)` and the like hold are part of it. Not copied are static
+    objects that compare by identity, and what a function of yours refers to by its closure or by
+    global variables.
 
     **Arguments:**
 
     - `fun`: a function, a Module or a bound method; or a `filter_jit` of one, whose options
         (`donate=...`) then apply.
     - `*args`, `**kwargs`: its first arguments, and others by name, as for `functools.partial`.
-    - `max_constant_bytes`: larger arrays (than 1 MiB by default) are passed with each call, because
-        large constants take long to compile. Typed keys are always compiled in.
+    - `max_constant_bytes`: arrays above this size (1 MiB by default) are passed with each call,
+        because large constants take long to compile. Always compiled in are typed keys, and arrays
+        to which a function of yours refers; `repr` tells their size.
 
     **Returns:**
 
-    A callable of the remaining arguments, with the methods of a wrapped function, and `save`. It
-    can be nested in other functions, mapped and differentiated.
+    A `FrozenFunction`: a callable of the remaining arguments, with the methods of a wrapped
+    function, and `save`. Other jitted functions can call it, and `jax.vmap` and `jax.grad` apply.
+
+    **Raises:**
+
+    - `TypeError`, if `fun` isn't callable or doesn't take these arguments, and if
+        `max_constant_bytes` isn't an int.
+    - `ValueError`, inside of `jit`, `grad` or `vmap`, if an array is a tracer.
 
     !!! example
 
@@ -154,6 +186,8 @@ def freeze(
         fun, args = fun.func, (*fun.args, *args)
     if isinstance(fun, JitFunction):
         options, fun = fun._function.options, fun.__wrapped__
+    if isinstance(max_constant_bytes, bool) or not isinstance(max_constant_bytes, int):
+        raise TypeError(f"`max_constant_bytes` must be an int; got {short(max_constant_bytes)}.")
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     parameters = inspect.Signature(Signature(fun, *names_of(fun)).parameters)
@@ -162,57 +196,81 @@ def freeze(
     except TypeError as error:
         error.add_note(f"`freeze` takes `max_constant_bytes`; {short(fun)} takes `{parameters}`.")
         raise
-    return _frozen("freeze", _Partial(fun, *args, **kwargs), options, max_constant_bytes)
+    return _frozen("freeze", Partial(fun, *args, **kwargs), options, max_constant_bytes)
 
 
 def load(path: Path) -> FrozenFunction[..., Any]:
-    """Load a file written by `frozen.save`: a function of the same arguments, as fast to call.
+    """Load a function from a file that `frozen.save` has written.
 
-    It takes arguments of the shapes, dtypes and static values that it was saved for. Load only
-    files that you trust: XLA may crash or hang on a program that was made by hand.
+    The function takes arguments of the shapes, dtypes and static values that it was saved for, and
+    is as fast to call as before. Load only files that you trust, because XLA may crash or hang on a
+    program that was made by hand.
+
+    **Arguments:**
+
+    - `path`: the file.
+
+    **Returns:**
+
+    A `FrozenFunction`, which can be called in other functions and under `jax.vmap`, but can't be
+    differentiated.
 
     **Raises:**
 
     - `ValueError`, if the file wasn't written by `save`, is damaged, or is for another platform,
         another version of the format or another release of JAX (see `save`).
-    - `OSError`, if it can't be read; `ImportError`, without flatbuffers.
+    - `OSError`, if the file can't be read.
+    - `ImportError`, if flatbuffers isn't installed (`pip install flatbuffers`).
+
+    !!! example
+
+        ```python
+        >>> import tempfile, jax.numpy as jnp, eqxjit
+        >>> path = tempfile.mkdtemp() + "/double.eqxjit"
+        >>> eqxjit.freeze(lambda x: 2 * x).save(path, jnp.ones(3))
+        >>> eqxjit.load(path)
+        load(<lambda>, saved for (x: float32[3]))
+
+        ```
     """
     fun, arrays = read(path)
-    return _frozen("load", _Partial(fun, arrays), Options(), 0)
+    return _frozen("load", Partial(fun, arrays), Options(), 0)
 
 
-# Not `equinox.Partial`, which warns of a `jax.vmap(model)` in it.
-class _Partial(functools.partial[Any]):
-    """The frozen function, as a pytree."""
-
-
-register_partial(_Partial)
+# JAX's functions in JAX's functions: `jax.vmap(jax.grad(model))` is four of them.
+_MAX_ROUNDS = 100
 
 
 @dataclasses.dataclass(eq=False)
 class _Constant:
-    """An array that is compiled in: a static leaf that compares by identity."""
+    """Stands for an array that is compiled in, as a static leaf that compares by identity."""
 
     array: Any
 
 
 def _frozen(
-    name: str, partial: _Partial, options: Options, max_constant_bytes: int
+    name: str, partial: Partial, options: Options, max_constant_bytes: int
 ) -> FrozenFunction[..., Any]:
-    """Freeze a partial function: errors call it `name(...)`."""
+    """Freeze a partial function. `name` is what errors say has wrapped it, `freeze` or `load`."""
     fun = partial.func
     named = [("fun", fun), ("args", partial.args), ("kwargs", partial.keywords)]
     spec, arrays, statics = split_named(partial, lambda: named)
+    # Each round opens the functions that the last one found. A function may refer to itself.
+    for _ in range(_MAX_ROUNDS):
+        replaced = [*map(opened, statics)]
+        if all(map(operator.is_, replaced, statics)):
+            break
+        spec, arrays, statics = split(combine(spec, iter(arrays), iter(replaced)))
     if has_tracers(arrays):
         raise ValueError("`freeze` got a tracer: call it outside of `jit`, `grad` and `vmap`.")
 
     def passed_or_constant(array: Any) -> Any:
-        # A file can't hold a typed key, and they are small.
+        # Typed keys are small, and a file can't hold them as arrays.
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         return _Constant(array) if is_key or array.nbytes <= max_constant_bytes else array
 
-    # Copies of the arrays, too: they may be donated, or changed in place if they are NumPy's, which
-    # JAX reads in the background.
+    # Arrays are copied because their owner may donate them, or change NumPy arrays in place. JAX
+    # reads NumPy arrays in the background, so wait for the copies.
     copies = jax.block_until_ready([*map(jnp.copy, arrays)])
     frozen = snapshot(spec, map(passed_or_constant, copies), statics)
     spec, passed, statics = split(frozen, is_input=False)
@@ -220,22 +278,3 @@ def _frozen(
     signature = Signature(partial, *names_of(fun), wrapper=name)
     table = Table(signature, options, place_of(fun))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
-
-
-def snapshot(spec: Spec, arrays: Iterable[Any], statics: Iterable[Any]) -> Any:
-    """Return a tree that `split` has taken apart, with copies of its static objects."""
-    return combine(spec, iter(arrays), map(_copy_static, statics))
-
-
-def _copy_static(value: Any) -> Any:
-    """Return a copy of a static object; the object itself where it can't be copied."""
-    key = static_key(value)
-    # What compares by identity is no other object in the copy.
-    memo = {id(referent): referent for referent in referents(key)}
-    try:
-        copied = copy.deepcopy(value, memo)
-        # One that isn't equal wouldn't be what the user froze or packed.
-        return copied if same(copied, key) else value
-    except (AttributeError, RuntimeError, TypeError, ValueError, copy.Error):
-        # It can't be copied, as a lock or a file can't, or the `==` of its copy fails.
-        return value

@@ -1,10 +1,11 @@
-"""`install` and `uninstall`: eqxjit in the place of `equinox.filter_jit`, in a whole process."""
+"""`install` and `uninstall`: use eqxjit instead of `equinox.filter_jit` in a whole process."""
 
 import contextlib
 import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,16 @@ import equinox as eqx
 from .._compat import UpstreamWrapper, fields_of, upstream_donation, upstream_filter_jit
 from .._core.wrapper import filter_jit
 
-# Garbage collection may run what installs as well, in the same thread.
+# Re-entrant, because garbage collection may run a finalizer that installs, in the same thread.
 _lock = threading.RLock()
 _installations: set["Installation"] = set()
 
 
 class Installation(contextlib.AbstractContextManager["Installation"]):
-    """An installation, made by `install`: while one lasts, `equinox.filter_jit` is eqxjit's."""
+    """What `install` returns. While one lasts, `equinox.filter_jit` is eqxjit's."""
 
     def uninstall(self) -> None:
-        """End this installation, and leave others in place; do nothing if it has ended."""
+        """End this installation, and leave others in place. A second call does nothing."""
         with _lock:
             _installations.discard(self)
             if not _installations:
@@ -35,15 +36,16 @@ class Installation(contextlib.AbstractContextManager["Installation"]):
 def install() -> Installation:
     """Replace `equinox.filter_jit` by eqxjit's in the whole process, libraries included.
 
-    It is eqxjit's wherever a module looks it up or has imported it. Functions that Equinox wrapped
-    before, such as `diffrax.diffeqsolve`, use eqxjit, too. (Not those with options of `jax.jit`
-    such as `inline=True`, which can't be read back.) A module that imports or wraps something
-    meanwhile keeps using eqxjit permanently. Spawned processes have to install for themselves.
+    A module that has imported `equinox.filter_jit` gets eqxjit's, too. Functions that Equinox
+    wrapped before, such as `diffrax.diffeqsolve`, are called through eqxjit, unless they were
+    wrapped with options of `jax.jit` such as `inline=True`. What is imported or wrapped while
+    eqxjit is installed keeps using eqxjit afterwards. A spawned process has to call `install`
+    itself.
 
     **Returns:**
 
-    A context manager with a method `uninstall`. eqxjit is installed until all of these have ended,
-    or until `eqxjit.uninstall()`.
+    A context manager with a method `uninstall`. If `install` was called several times, eqxjit
+    stays installed until each result has been uninstalled, or until `eqxjit.uninstall()`.
 
     !!! example
 
@@ -65,7 +67,7 @@ def install() -> Installation:
 
 
 def uninstall() -> None:
-    """End all installations; leave in place what another tool has put there since."""
+    """End all installations. What another tool has put in place since stays there."""
     with _lock:
         _installations.clear()
         _undo.close()
@@ -73,32 +75,36 @@ def uninstall() -> None:
 
 # --- What is replaced -------------------------------------------------------------------------
 
-# Puts back what was there before.
+# Its callbacks put back what was there before.
 _undo = contextlib.ExitStack()
 
 
 def _put_in_place() -> None:
-    # Another one than upstream's, if another tool has put one in the public place.
+    """Replace upstream's function wherever it is found, and the methods of its wrappers."""
+    # Another tool may have replaced upstream's function in this public place.
     public = eqx.filter_jit
     for module in tuple(sys.modules.values()):
         if issubclass(type(module), types.ModuleType):
-            # Not `vars`, by which a module that waits for its first use would be loaded.
+            # Not `vars`, which would load a module that is imported lazily.
             namespace = object.__getattribute__(module, "__dict__")
             for name, value in tuple(namespace.items()):
                 if value is public or value is upstream_filter_jit:
                     _replace(namespace, namespace.__setitem__, name, filter_jit)
     if UpstreamWrapper is not None:
-        # Past Equinox's metaclass.
+        # The last callback is the first to run: twins are dropped when no method makes new ones.
+        _undo.callback(_drop_twins)
+        # Not `setattr`, because Equinox's metaclass has a say in it.
         write = functools.partial(type.__setattr__, UpstreamWrapper)
         for name in ("__call__", "__get__", "lower"):
             _replace(vars(UpstreamWrapper), write, name, _redirecting(name))
 
 
 def _replace(namespace: Any, write: Callable[[str, Any], None], name: str, value: Any) -> None:
+    """Replace a value in a namespace by `write`, and have `_undo` put the old value back."""
     before = namespace[name]
 
     def put_back() -> None:
-        # Unless another tool has put something else there since.
+        # Another tool may have put something else there since, which stays.
         if namespace.get(name) is value:
             write(name, before)
 
@@ -108,27 +114,66 @@ def _replace(namespace: Any, write: Callable[[str, Any], None], name: str, value
 
 # --- Wrappers of upstream's -------------------------------------------------------------------
 
-# The name of a wrapper's twin in its `__dict__`. A function may refer to its wrapper: there that is
-# a plain cycle, and in a table from wrapper to twin it would keep both alive.
-_TWIN = "__eqxjit_twin__"
+# The attribute in a wrapper's `__dict__` that holds its `_Twin`. A table from wrappers to twins
+# would keep both alive, because a function may refer to its wrapper; an attribute is a plain cycle.
+# The name is in the pickle of a wrapper, which may be read where eqxjit isn't known.
+_ATTRIBUTE = "__faster_twin__"
+
+# All wrappers that have a twin, by their addresses.
+_twinned: dict[int, weakref.ref[Any]] = {}
+
+
+class _Twin:
+    """Our wrapper of the function that a wrapper of upstream's holds.
+
+    - `wrapper`: a weak reference to upstream's wrapper, whose copies have twins of their own.
+    - `donate`: how upstream's wrapper donates; empty if it may have options that can't be read.
+    - `jitted`: our wrapper; None without `donate`, because upstream's goes on serving then.
+    """
+
+    __slots__ = ("donate", "jitted", "wrapper")
+
+    def __init__(self, wrapper: Any, source: "_Twin | str | None"):
+        """`source` is what a copy or a pickle of a wrapper has in the place of its twin."""
+        key = id(wrapper)
+        self.wrapper = _twinned[key] = weakref.ref(wrapper, lambda _: _twinned.pop(key, None))
+        if source is None:
+            # Equinox's deep copies and pickles no longer tell.
+            source = upstream_donation(wrapper) or ""
+        self.donate: Any = source.donate if isinstance(source, _Twin) else source
+        self.jitted = filter_jit(wrapper.__wrapped__, donate=self.donate) if self.donate else None
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        # A pickle or a deep copy of the wrapper holds this text alone.
+        return str, (self.donate,)
+
+
+def _drop_twins() -> None:
+    """Leave no twin behind, but how each wrapper donates."""
+    for ref in list(_twinned.values()):
+        wrapper = ref()
+        fields = {} if wrapper is None else fields_of(wrapper)
+        twin = fields.get(_ATTRIBUTE)
+        if type(twin) is _Twin:
+            # For deep copies of the wrapper, in a later installation.
+            fields[_ATTRIBUTE] = twin.donate
+    _twinned.clear()
 
 
 def _redirecting(name: str) -> Callable[..., Any]:
-    """Return a method of upstream's wrappers that calls the twin's of this name."""
+    """Return a method for upstream's wrappers that calls the method of this name of the twin."""
     upstream: Any = getattr(UpstreamWrapper, name)
 
     def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         fields = fields_of(wrapper)
-        if _TWIN not in fields:
-            donate = upstream_donation(wrapper)
-            # None if upstream goes on serving it. Another thread may have been first: their twins
-            # share what is compiled.
-            fields[_TWIN] = donate and filter_jit(wrapper.__wrapped__, donate=donate)
-        twin = fields[_TWIN]
-        # An attribute of a class is the wrapper itself.
-        if twin is None or (name == "__get__" and args[0] is None):
+        twin = fields.get(_ATTRIBUTE)
+        if type(twin) is not _Twin or twin.wrapper() is not wrapper:
+            # Two threads may each make one. Both share what is compiled.
+            twin = fields[_ATTRIBUTE] = _Twin(wrapper, twin)
+        # Read from a class (`Model.step`), a wrapper is itself.
+        if twin.jitted is None or (name == "__get__" and args[0] is None):
             return upstream(wrapper, *args, **kwargs)
-        return getattr(twin, name)(*args, **kwargs)
+        return getattr(twin.jitted, name)(*args, **kwargs)
 
     return method

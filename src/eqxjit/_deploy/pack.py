@@ -1,4 +1,4 @@
-"""`pack`: a pytree's small arrays in flat buffers, so that a call hands over a few arrays only."""
+"""`pack` concatenates the small arrays of a pytree, so that a call passes only a few arrays."""
 
 import collections
 import dataclasses
@@ -22,25 +22,25 @@ from .._core.table import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._spec.static_key import Static
 from .._spec.tree import Spec, combine, copy_numpy, is_array, split
-from .._text import counted
-from .freeze import snapshot
-from .saved import Type, changes, type_of
+from .._text import counted, short
+from .snapshot import Type, changes, snapshot, type_of
 
 Tree = TypeVar("Tree")
 Members = tuple[tuple[int, ...], ...]
 
-#: With more, differentiating and compiling takes longer, and a call is hardly faster.
+#: With more leaves, differentiating and compiling takes longer, and a call is hardly faster.
 MAX_LEAVES_PER_BUFFER = 24
 
 
 class Packed(eqx.Module, Generic[Tree]):
-    """A pytree whose small arrays are in flat buffers; made by `eqxjit.pack`.
+    """What `eqxjit.pack` returns: a pytree whose small arrays are in flat buffers.
 
-    It is a pytree itself, of a few arrays: differentiate with respect to it, hand it to an
-    elementwise optimizer, pass it to jitted functions and return it from them.
+    A `Packed` is itself a pytree, of a few arrays. You can differentiate with respect to a
+    `Packed`, pass it to an elementwise optimizer, and pass it to and return it from jitted
+    functions.
 
     - `arrays`: the buffers, and the arrays that are left as they are.
-    - `layout`: everything static about the pytree. Equal pytrees share one.
+    - `layout`: everything static about the packed pytree. Pytrees of one layout share this object.
     """
 
     arrays: tuple[Any, ...]
@@ -49,9 +49,17 @@ class Packed(eqx.Module, Generic[Tree]):
     def unpack(self) -> Tree:
         """Return the tree that was packed, with its current arrays.
 
-        Packed leaves lose their weak types, and packed NumPy arrays become JAX arrays. Where an
-        array here is `None`, so are the leaves that were in it. Leading axes, as `jax.vmap` adds
-        them, are added to each leaf.
+        Packed leaves lose their weak types, and packed NumPy arrays become JAX arrays. If a buffer
+        in `arrays` is `None`, as in a filtered gradient, all leaves in that buffer are `None`. If a
+        buffer has leading axes, as `jax.vmap` adds them, each of its leaves has them, too.
+
+        **Returns:**
+
+        A tree of the structure, static values, shapes and dtypes that were packed.
+
+        **Raises:**
+
+        - `ValueError`, if the last axis of a buffer has another length than was packed.
         """
         layout = self.layout
         leaves: list[Any] = [None] * len(layout.types)
@@ -67,8 +75,13 @@ class Packed(eqx.Module, Generic[Tree]):
     def repack(self, tree: Tree) -> "Packed[Tree]":
         """Pack another tree of the same layout, for example after an update that isn't elementwise.
 
-        Raises a `ValueError` that says where the structure, a static value, a shape or a dtype
-        differs.
+        **Arguments:**
+
+        - `tree`: a tree of the same structure, static values, shapes and dtypes.
+
+        **Raises:**
+
+        - `ValueError`, if the tree has another layout. The error says where they differ.
         """
         layout = self.layout
         spec, arrays, statics = split(tree, is_input=False)
@@ -92,35 +105,43 @@ class Packed(eqx.Module, Generic[Tree]):
     def __getattr__(self, name: str) -> Any:
         kind, hint = AttributeError, f"packed.unpack().{name}"
         if name == "inference":
-            # At an `AttributeError`, Equinox would find nothing to switch, and say nothing.
+            # `inference_mode` takes an `AttributeError` for a Module without that field, and would
+            # silently do nothing.
             kind, hint = TypeError, "eqx.nn.inference_mode(packed.unpack())"
         raise kind(f"A `Packed` has no attribute {name!r}; the tree in it may. Write `{hint}`.")
 
 
 def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tree]:
-    """Pack the small arrays of a pytree into flat buffers, after a check that an optimizer fits.
+    """Pack the small arrays of a pytree into flat buffers, after checking that an optimizer fits.
 
-    Each array that a jitted function takes or returns costs some microseconds, which is most of a
-    training step of a small model. But an optimizer that looks at whole leaves, their shapes or
-    their names doesn't fit a buffer: LAMB, LARS, Muon, Adafactor, clipping leaf by leaf, weight
-    decay with a mask.
+    Each array that a jitted function takes or returns costs some microseconds, and these take most
+    of the time of a small model's training step. But an optimizer that looks at whole leaves, their
+    shapes or their names doesn't fit a buffer. Examples are LAMB, LARS, Muon, Adafactor, clipping
+    leaf by leaf, and weight decay with a mask.
 
     **Arguments:**
 
     - `tree`: any pytree of arrays, such as a model. Static lists and dicts in it are copied.
-    - `optimizer`: an `optax.GradientTransformation`, or another object with its `init` and
-        `update`, called as `update(grads, opt_state, params)`: bind by `functools.partial` what
-        else it takes. `pack` tries it on the tree and on the `Packed`, with pseudo-random weights
-        and gradients. That takes about as long as compiling it for both. `None` opts out.
-    - `max_leaf_bytes`: larger arrays (than 4 KiB by default) stay the same objects, because copying
-        them would cost more than it saves. So do typed keys and sharded arrays. Arrays on different
-        devices share no buffer.
+    - `optimizer`: an `optax.GradientTransformation`, or another object with the methods `init` and
+        `update`. `pack` tries it on the tree and on the `Packed`, with pseudo-random weights and
+        gradients, which takes about as long as compiling it for both. It calls
+        `update(grads, opt_state, params)`, so bind further arguments by `functools.partial`.
+        `None` skips the check.
+    - `max_leaf_bytes`: arrays above this size (4 KiB by default) stay the same objects, because
+        copying them would cost more than it saves. Typed keys and sharded arrays stay the same
+        objects, too. Arrays on different devices share no buffer.
+
+    **Returns:**
+
+    A `Packed`.
 
     **Raises:**
 
-    - `ValueError`, if the optimizer's updates of the `Packed` aren't those of the tree, to
-        rounding. It names the leaf whose updates differ most, and says what to write instead.
-    - `TypeError`, for an array that JAX doesn't take, as of text.
+    - `ValueError`, if the optimizer updates the `Packed` differently from the tree, beyond
+        rounding. The error names the leaf whose updates differ most, and says what to write
+        instead.
+    - `TypeError`, for an array that JAX doesn't accept, such as one of strings.
+    - `AttributeError`, if `optimizer` has no `init` or no `update`.
 
     !!! example
 
@@ -138,12 +159,17 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 
         ```
     """
+    if optimizer is not None and not all(hasattr(optimizer, name) for name in ("init", "update")):
+        raise AttributeError(
+            "`optimizer` must have the methods `init` and `update`, like `optax.adam(1e-3)`, or be "
+            f"None; got {short(optimizer)}."
+        )
     spec, arrays, statics = split_named(tree, lambda: [("tree", tree)], False)
     types = tuple(map(type_of, arrays))
     members = _members(arrays, types, max_leaf_bytes)
     layout = _from_skeleton(snapshot(spec, types, statics), members)
     if optimizer is not None:
-        # Within a trace, too: the check is no part of the program.
+        # `pack` may be called while a program is traced, and the check is no part of that program.
         with jax.ensure_compile_time_eval():
             _check_optimizer(optimizer, layout)
     return layout.pack(arrays)
@@ -154,10 +180,11 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Layout:
-    """A pytree without its arrays, and where in a `Packed` these are.
+    """A pytree without its arrays, and the places of these arrays in a `Packed`.
 
-    - `key`: equal for pytrees that may serve the same program.
-    - `types`: those of its arrays inside a jitted function, weak types aside.
+    - `key`: equal for pytrees that one program can serve.
+    - `spec`, `statics`: the pytree without its arrays, as `split` returns it.
+    - `types`: the types of the arrays inside a jitted function, without weak types.
     - `members`: for each array of a `Packed`, the indices of the pytree's arrays in it.
     """
 
@@ -168,57 +195,59 @@ class Layout:
     members: Members = dataclasses.field(compare=False)
 
     def __deepcopy__(self, memo: Any) -> "Layout":
-        # Nothing in it can change, and copies of what compares by identity would be traced again.
+        # Nothing in a layout can change, and a copied static object that compares by identity would
+        # need another trace.
         return self
 
     def __reduce__(self) -> Any:
-        # A spec can't be pickled, since it refers to objects weakly.
+        # A spec holds weak references, which can't be pickled.
         return (_from_skeleton, (self.combine(self.types), self.members))
 
     def __repr__(self) -> str:
-        # JAX's errors show it for two structures that differ.
+        # JAX's errors about two structures that differ show this text.
         texts = ", ".join([array_text(kind.dtype, kind.shape) for kind in self.types])
         return f"<layout of {len(self.types)} arrays: {textwrap.shorten(texts, 200)}>"
 
     def combine(self, arrays: Iterable[Any]) -> Any:
-        """Return the tree of its arrays, or of what stands in their places."""
+        """Return the tree with these arrays, or with other values in their places."""
         return combine(self.spec, iter(arrays), iter(self.statics))
 
     def pack(self, arrays: Sequence[Any]) -> Packed[Any]:
-        """Return the `Packed` of a tree's arrays; None for those that are."""
+        """Return the `Packed` of a tree's arrays. A buffer whose first array is None is None."""
         packed: list[Any] = []
         for indices in self.members:
             leaves = [arrays[index] for index in indices]
             if len(leaves) > 1 and leaves[0] is not None:
-                # JAX reads a NumPy array in the background, when its owner may have overwritten it.
+                # JAX reads NumPy arrays in the background, and their owner may overwrite them.
                 copies = [copy_numpy(a) if isinstance(a, np.ndarray) else a for a in leaves]
                 leaves = [_join(copies, self.types[indices[0]].dtype)]
             packed.append(leaves[0])
         return Packed(tuple(packed), self)
 
 
-# Pytrees that may serve the same program share a layout: comparing two `Packed` compares two
-# addresses then, however large the trees are.
+# Pytrees that one program can serve share a layout. Two `Packed` are then compared by the addresses
+# of their layouts, however large the trees are.
 _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
 
 
 def _from_skeleton(tree: Any, members: Members) -> Layout:
+    """Return the layout of a tree that has types in the places of its arrays."""
     spec, types, statics = split(tree, False, (Type,))
     key = Static((spec, tuple(types), members))
     return _layouts.setdefault(key, Layout(key, spec, statics, tuple(types), members))
 
 
 def _members(arrays: Sequence[Any], types: Sequence[Type], max_leaf_bytes: int) -> Members:
-    """Return which arrays share a buffer: those of one dtype up to a size."""
+    """Return the indices of the arrays in each buffer: small arrays of one dtype and device."""
     groups: dict[Hashable, list[int]] = collections.defaultdict(list)
     for index, (kind, array) in enumerate(zip(types, arrays, strict=True)):
-        # Its user has put it on a device, or on several, where it must stay.
+        # An array that the user has put on a device, or on several, must stay there.
         place = array.sharding if type(array) is ArrayImpl and array.committed else None
         is_joined = (
-            # No typed key.
+            # Typed keys have a dtype of their own kind, and are left alone.
             (jnp.issubdtype(kind.dtype, jnp.number) or kind.dtype == bool)
-            # Copying a leaf above 4 KiB costs more than passing it along: with its matrix of 12 KiB
-            # in the buffer, a GRU's step took 1.04 of the time of that on the tree, 0.87 without.
+            # Copying a leaf above 4 KiB costs more than passing it. A GRU step took 1.04 times the
+            # unpacked time with its 12 KiB matrix packed, and 0.87 times without.
             and kind.size * kind.dtype.itemsize <= max_leaf_bytes
             and (place is None or isinstance(place, jax.sharding.SingleDeviceSharding))
         )
@@ -230,30 +259,30 @@ def _members(arrays: Sequence[Any], types: Sequence[Type], max_leaf_bytes: int) 
     )
 
 
-# Inlined, because XLA and JAX's transpose don't look into another program.
+# Inlined, because neither XLA nor JAX's transpose looks into a nested program.
 _inlined = functools.partial(jax.jit, static_argnums=1, inline=True)
 
 
 @_inlined
 def _join(leaves: Sequence[Any], dtype: np.dtype) -> jax.Array:
-    """Return one flat array of this dtype, strongly typed, with the elements of all leaves."""
+    """Return one flat array of this dtype, not weakly typed, with the elements of all leaves."""
     flat = [lax.convert_element_type(lax.reshape(leaf, (leaf.size,)), dtype) for leaf in leaves]
     return lax.concatenate(flat, 0)
 
 
 @_inlined
 def _split(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
-    """Return the arrays of which a buffer was made; its leading axes, if any, are theirs, too."""
+    """Return the arrays in a buffer. Each has the leading axes of the buffer, if there are any."""
     sizes = [math.prod(shape) for shape in shapes]
     if buffer.shape[-1:] != (sum(sizes),):
         raise ValueError(
             "`unpack` takes apart arrays whose last axis has the length that was packed, "
-            f"{sum(sizes)}; this `Packed` holds one of shape {buffer.shape}. A function that is "
-            "mapped over it (`jax.tree.map`) gives one value for all leaves of a buffer."
+            f"{sum(sizes)}; this `Packed` holds one of shape {buffer.shape}. A function that "
+            "`jax.tree.map` applies to a `Packed` gets whole buffers, not the leaves in them."
         )
     *leading, _ = buffer.shape
-    # Not by indexing, whose transpose is a sum of as many arrays as there are leaves, each as long
-    # as the whole buffer: that of `lax.split` is one concatenation.
+    # Not by indexing, because its transpose adds one array as long as the buffer for each leaf. The
+    # transpose of `lax.split` is one concatenation.
     parts = lax.split(buffer, sizes, axis=len(leading))
     pairs = zip(parts, shapes, strict=True)
     return [lax.reshape(part, (*leading, *shape)) for part, shape in pairs]
@@ -261,11 +290,16 @@ def _split(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
 
 # --- Optimizers -------------------------------------------------------------------------------
 
-# So many are waited for until two of them have moved the weights: gradients may be accumulated, and
-# a learning rate may begin at zero.
+# Run at most this many steps until two have changed the weights, because an optimizer may
+# accumulate gradients, or begin with a learning rate of zero.
 _MAX_STEPS = 128
 
-# What an optimizer may raise that meets a buffer, or not its leaves. A timeout, say, isn't its own.
+# The sizes of the gradients that are tried. Large ones show all that is clipped; with gradients of
+# zero nothing hides the decay of weights, however small it is.
+_SIZES = 10.0, 0.0
+
+# What an optimizer may raise about a buffer, or about leaves that it doesn't know. Other errors,
+# such as a timeout, aren't about the optimizer.
 _ERRORS = AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
 
 _INSTEAD = (
@@ -277,42 +311,23 @@ _INSTEAD = (
 
 
 def _check_optimizer(optimizer: Any, layout: Layout) -> None:
-    """Raise if an optimizer's updates of a `Packed` aren't those of the tree, to rounding."""
+    """Raise an error if an optimizer updates a `Packed` differently from the tree."""
     # Without `jit`, a hundred steps would take longer than compiling one.
     update = eqx.filter_jit(optimizer.update)
-
-    def run(wrap: Callable[[Any], Any], size: float, n_steps: int) -> tuple[int, Any]:
-        """Return how many steps it takes to move the weights, and the sum of the updates."""
-        weights, total = (wrap(random_arrays(layout.types, 0, scale)) for scale in (1.0, 0.0))
-        state, number, n_moves = optimizer.init(weights), 0, 0
-        while number < n_steps and n_moves < 2:
-            number += 1
-            gradients = wrap(random_arrays(layout.types, number, size))
-            updates, state = update(gradients, state, weights)
-            if any(map(np.any, tree_leaves(updates))):
-                weights, total = (eqx.apply_updates(each, updates) for each in (weights, total))
-                n_moves += 1
-        return number, total
-
-    inexact = [kind.dtype for kind in layout.types if jnp.issubdtype(kind.dtype, jnp.inexact)]
-    rounding = 1e-4 + 8 * max((float(jnp.finfo(dtype).eps) for dtype in inexact), default=0.0)
     n_steps = _MAX_STEPS
-    # Without gradients there is nothing that hides the decay of weights, however small it is; with
-    # large ones, all that is clipped shows.
-    for size in (10.0, 0.0):
+    for size in _SIZES:
         try:
-            n_steps, of_tree = run(lambda a: eqx.filter(layout.combine(a), is_array), size, n_steps)
-            _, of_packed = run(layout.pack, size, n_steps)
-            relative = jax.tree.map(_difference, of_tree, eqx.filter(of_packed.unpack(), is_array))
+            run = functools.partial(_run, optimizer.init, update, layout.types, size)
+            n_steps, of_tree = run(lambda a: eqx.filter(layout.combine(a), is_array), n_steps)
+            _, of_packed = run(layout.pack, n_steps)
+            path, worst = _largest_difference(of_tree, eqx.filter(of_packed.unpack(), is_array))
         except _ERRORS as error:
             error.add_note(
                 "`pack` tries `optimizer.update(gradients, state, params)` on the tree, then on "
                 f"the `Packed`. {_INSTEAD}"
             )
             raise
-        pairs = tree_leaves_with_path(relative)
-        path, worst = max(pairs, key=operator.itemgetter(1), default=((), 0.0))
-        if worst > rounding:
+        if worst > _rounding(layout.types):
             raise ValueError(
                 f"This optimizer doesn't fit a `Packed`: its updates of `tree{keystr(path)}` "
                 f"differ by {100 * worst:.3g} % from those of the tree itself, as a buffer hides "
@@ -320,10 +335,48 @@ def _check_optimizer(optimizer: Any, layout: Layout) -> None:
             )
 
 
+def _run(
+    init: Callable[[Any], Any],
+    update: Callable[[Any, Any, Any], Any],
+    types: Sequence[Type],
+    size: float,
+    wrap: Callable[[list[Any]], Any],
+    n_steps: int,
+) -> tuple[int, Any]:
+    """Run an optimizer until two steps have changed the weights, or `n_steps` steps have run.
+
+    `wrap` makes a tree or a `Packed` of arrays. Returns the number of steps, and the sum of the
+    updates.
+    """
+    weights, total = (wrap(random_arrays(types, 0, scale)) for scale in (1.0, 0.0))
+    state, number, n_moves = init(weights), 0, 0
+    while number < n_steps and n_moves < 2:
+        number += 1
+        gradients = wrap(random_arrays(types, number, size))
+        updates, state = update(gradients, state, weights)
+        if any(map(np.any, tree_leaves(updates))):
+            weights, total = (eqx.apply_updates(each, updates) for each in (weights, total))
+            n_moves += 1
+    return number, total
+
+
+def _rounding(types: Sequence[Type]) -> float:
+    """Return the relative difference that rounding may explain, for arrays of these types."""
+    inexact = [kind.dtype for kind in types if jnp.issubdtype(kind.dtype, jnp.inexact)]
+    return 1e-4 + 8 * max((float(jnp.finfo(dtype).eps) for dtype in inexact), default=0.0)
+
+
+def _largest_difference(of_tree: Any, of_packed: Any) -> tuple[Any, float]:
+    """Return the path of the leaf that differs most between two trees, and its difference."""
+    relative = jax.tree.map(_difference, of_tree, of_packed)
+    pairs = tree_leaves_with_path(relative)
+    return max(pairs, key=operator.itemgetter(1), default=((), 0.0))
+
+
 def random_arrays(types: Sequence[Type], step: int, size: float) -> list[Any]:
-    """Return pseudo-random arrays, the same for the same step; None for what isn't trained."""
+    """Return pseudo-random arrays, which depend on `step`; None for types that aren't trained."""
     random = np.random.default_rng(step)
-    # Cubes of normal numbers are of many sizes.
+    # Cubes, because optimizers should meet numbers of many orders of magnitude.
     return [
         jnp.asarray(size * random.standard_normal(kind.shape) ** 3, kind.dtype)
         if jnp.issubdtype(kind.dtype, jnp.inexact)
@@ -333,9 +386,9 @@ def random_arrays(types: Sequence[Type], step: int, size: float) -> list[Any]:
 
 
 def _difference(of_tree: Any, of_packed: Any) -> float:
-    """Return the mean difference of two arrays, in proportion to their mean size."""
+    """Return the mean difference of two arrays, relative to the mean size of their elements."""
     arrays = [np.asarray(array).astype(np.complex128) for array in (of_tree, of_packed)]
-    # What overflows on the tree has nothing to be compared with.
+    # Ignore infinities, because an update that overflows can't be compared.
     one, other = (np.nan_to_num(array, posinf=0.0, neginf=0.0) for array in arrays)
     size = max(np.abs(one).sum(), np.abs(other).sum())
     return float(np.abs(one - other).sum() / size) if size else 0.0

@@ -1,7 +1,11 @@
 """The file of a frozen function: `write` makes one, and `read` restores the function in it.
 
-A header line, with a digest of all that follows; a line of JSON, the manifest; the program as
-`jax.export` serialises it; and the arrays that aren't compiled in.
+A file consists of four parts:
+
+- a header line, with the version of the format and a digest of the rest of the file;
+- the manifest, a line of JSON;
+- the program, as `jax.export` serialises it;
+- the bytes of the arrays that aren't compiled in.
 """
 
 import contextlib
@@ -13,7 +17,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import Parameter
 from typing import Any
 
@@ -23,77 +27,75 @@ import numpy as np
 from jax.custom_batching import sequential_vmap
 from jax.export import Exported, default_export_platform, deserialize, export
 
-from .._core.slow import CallHandler
+from .._core.ahead import stage
+from .._core.slow import CallHandler, combine_output
 from .._diagnostics.description import Description, describe_trees
-from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
 from .._spec.tree import Spec, combine, split
+from .snapshot import Type, changes, type_of
 
 _VERSION = 7
-# Before version 7 with the release of eqxjit in it.
+# Before version 7 a header also had the release of eqxjit.
 _HEADER = re.compile(rb"eqxjit\.freeze (\d{1,9}) (?:\S+ )?([0-9a-f]{64})\n")
 
-#: In the place of each array in what is written.
+#: Stands for each array in the structures that the manifest holds.
 PLACEHOLDER = np.zeros(0)
 
 Path = str | os.PathLike[str]
-Type = jax.ShapeDtypeStruct
 
 
 # --- Writing ----------------------------------------------------------------------------------
 
 
 def write(handler: CallHandler, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Write the program for arguments like these, and the function's arrays."""
-    # As `open` does, replace the file that a link leads to, and keep its permissions.
+    """Write the program for arguments like these, and the function's arrays, to a file."""
+    # Like `open`, replace the file that a link leads to, and keep its permissions.
     target = os.path.realpath(os.fsdecode(path))
     temporary = f"{target}.{secrets.token_hex(4)}.part"
     try:
-        # Opened before the function is traced and exported, which may take minutes.
+        # Open the file first, because tracing and exporting may take minutes.
         with open(temporary, "xb") as file:
             file.write(_content(handler, args, kwargs))
         with contextlib.suppress(FileNotFoundError):
             shutil.copymode(target, temporary)
-        # At once: a server may be loading the file that is there.
+        # Replace the file atomically, because a server may be loading it.
         os.replace(temporary, target)
     except OSError as error:
-        # The function's may be of any file.
+        # The function itself may raise an `OSError` about any other file.
         if error.filename == temporary:
             error.filename = target
         raise
     finally:
-        # Not there once it has replaced the other, or if it couldn't be opened.
+        # The temporary file is gone if it has replaced the other one, or couldn't be opened.
         with contextlib.suppress(OSError):
             os.remove(temporary)
 
 
 def _export(jitted: Any) -> Any:
-    # Without the program that stands for its trace, which is of this process.
+    """Return what exports a function under `filter_jit`, for arrays like those that are passed."""
+    # Its output is a dict of one item, whose key only this process understands.
     return export(jax.jit(lambda *leaves: next(iter(jitted(*leaves).values()))))
 
 
 def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     signature = handler.function.signature
     try:
-        call, exported, _ = handler.stage(_export, args, kwargs)
+        call, exported = stage(handler, _export, args, kwargs)
     except NotImplementedError as error:
-        # Unless it is the function's own.
+        # The function itself may raise a `NotImplementedError` about something else.
         if "host_callbacks" in str(error):
             error.add_note(
-                "A file can't hold Python to call back, as of `jax.debug.print` or `eqx.error_if`. "
-                "The environment variable `EQX_ON_ERROR=off` takes out Equinox's."
+                "A file can't hold Python code to call back, as of `jax.debug.print` or "
+                "`eqx.error_if`. The environment variable `EQX_ON_ERROR=off` removes the checks of "
+                "`eqx.error_if`."
             )
         raise
-    if any(out is not call.entry.out for out, _ in call.entry.outs.values()):
-        raise ValueError(
-            "What the function returns beside arrays depends on their shapes. Freeze it again, and "
-            "save it before it is called."
-        )
     inputs = combine(call.spec, itertools.repeat(PLACEHOLDER), iter(call.statics))
     for name, argument in signature.named(*inputs):
-        # For the error, which names the argument.
+        # Only for the error, which names the argument.
         to_json(argument, name)
-    output = handler.combine(call.entry.out, [PLACEHOLDER] * len(exported.out_avals), call)
+    placeholders = [PLACEHOLDER] * len(exported.out_avals)
+    output = combine_output(call, call.entry.out, placeholders)
     program = bytes(exported.serialize())
     arrays = [np.asarray(array).tobytes() for array in handler.fun_arrays]
     parameters = [
@@ -139,10 +141,10 @@ def _exported(path: str, program: memoryview, version: str) -> Exported:
     try:
         exported = deserialize(bytearray(program))
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # JAX's: it raises many kinds for what an older or a newer release has written.
+        # JAX raises all of these for files of older or newer releases.
         raise ValueError(
             f"{path} was saved under jax {version}, whose program jax {jax.__version__} can't "
-            "read. Save it again under this one."
+            "read. Save it again under the JAX that loads it."
         ) from error
     platform = default_export_platform()
     if platform not in exported.platforms:
@@ -156,19 +158,42 @@ def _exported(path: str, program: memoryview, version: str) -> Exported:
 # --- The function -----------------------------------------------------------------------------
 
 
-class SavedFunction:
-    """The function in a file: called with the arrays that aren't compiled in, and its arguments.
+# JAX raises a `ValueError` in reverse mode and a `TypeError` in forward mode.
+class _NotDifferentiableError(ValueError, TypeError):
+    """A loaded function is differentiated."""
 
-    - `array_types`: the types of those arrays.
-    - `saved_for`: its arguments, in words.
+
+def _callable(exported: Exported, name: str) -> Callable[..., Any]:
+    """Return the program in a file as a function of its arrays."""
+    # An exported program has fixed shapes, so under `vmap` it runs once per element.
+    call = sequential_vmap(exported.call)
+    # JAX's own errors name neither the function nor the reason.
+    guarded = jax.custom_jvp(lambda *leaves: call(*leaves))
+
+    @guarded.defjvp
+    def _(*_: Any) -> Any:
+        raise _NotDifferentiableError(
+            f"`{name}` was loaded from a file, so JAX can't differentiate it, neither in "
+            "forward-mode nor in reverse-mode. Differentiate the function that was saved, or save "
+            "its gradient, as in `eqxjit.freeze(jax.grad(fun)).save(...)`."
+        )
+
+    return guarded
+
+
+class SavedFunction:
+    """The function in a file. It is called with the arrays in the file, then with its arguments.
+
+    - `array_types`: the types of the arrays in the file.
+    - `saved_for`: the arguments that it was saved for, as a text.
     """
 
     def __init__(
         self, exported: Exported, n_arrays: int, name: str, named: Any, inputs: Any, output: Any
     ):
         self.__name__ = self.__qualname__ = name
-        # `freeze` and `bind` find the parameters of the function that was saved, behind the arrays,
-        # whose name no other has.
+        # `freeze` and `bind` read the parameters from this attribute. The arrays come first, under
+        # a name that no other parameter has.
         named = [("__arrays", "POSITIONAL_ONLY", False), *named]
         parameters = [
             Parameter(name, getattr(Parameter, kind), default=None if optional else Parameter.empty)
@@ -179,15 +204,16 @@ class SavedFunction:
         self._spec, _, statics = split(inputs)
         self._out_spec, _, self._out_statics = split(output)
         types = [Type(aval.shape, aval.dtype) for aval in exported.in_avals]
+        self._has_symbols = any(type(size) is not int for kind in types for size in kind.shape)
         n = len(types) - n_arrays
         self.array_types = types[n:]
-        # Its program is for these shapes: mapped, it is called once for each element.
-        self._call = sequential_vmap(exported.call)
+        self._call = _callable(exported, name)
         self._description = self._describe(self._spec, types[:n], statics)
         parts = [row for row in self._description if not row.part.is_node]
         self.saved_for = ", ".join([f"{row.path}: {row.part}" for row in parts])
 
     def _describe(self, spec: Spec, types: Sequence[Type], statics: Sequence[Any]) -> Description:
+        """Return the description of arguments whose parts these are."""
         args, kwargs = combine(spec, iter(types), iter(statics))
         named = self._signature.named((None, *args), kwargs)[1:]
         specs = [*spec[3][3:], *spec[4][3:]]
@@ -201,8 +227,10 @@ class SavedFunction:
             try:
                 results = self._call(*leaves, *arrays)
                 return combine(self._out_spec, iter(results), iter(self._out_statics))
+            except _NotDifferentiableError:
+                raise
             except ValueError as error:
-                # JAX's for another type names no argument, and says nothing of what was saved.
+                # JAX's error for another type doesn't name the argument.
                 cause = error
         passed = self._describe(spec, [*map(type_of, leaves)], statics)
         if cause is not None and passed == self._description:
@@ -210,31 +238,21 @@ class SavedFunction:
         lines = changes(self._description, passed)
         if any("static where an array was" in line for line in lines):
             lines.append("What isn't an array is static: pass `np.float32(2.0)`, say, for `2.0`.")
-        lines += ["(A symbol in a shape stands for one size, from 1 on.)"] * (cause is not None)
+        if cause is not None and self._has_symbols:
+            lines.append("(A symbol in a shape may be any size from 1, but the same everywhere.)")
         title = f"`{self.__name__}` was saved for other arguments:"
         raise ValueError("\n    ".join([title, *lines])) from cause
-
-
-def changes(old: Description, new: Description) -> list[str]:
-    # Trees of very many parts aren't described.
-    return listed(differences(old, new)) or ["somewhere in a large tree"]
-
-
-def type_of(leaf: Any) -> Type:
-    """Return the type of an array inside a jitted function, weak types aside."""
-    aval = jax.typeof(leaf)
-    return Type(aval.shape, aval.dtype)
 
 
 # --- Trees ------------------------------------------------------------------------------------
 
 
 def to_json(tree: Any, path: str) -> Any:
-    """Return a tree as JSON; raise for what is no container, placeholder or plain value."""
+    """Return a tree as JSON. Raise an error that names `path` if a file can't hold the tree."""
     kind = type(tree)
     if kind is np.ndarray:
         return {"array": None}
-    # JSON holds these as they are: of a float it has all digits.
+    # JSON holds these values exactly, floats included.
     if kind in (bool, int, float, str, type(None)):
         return tree
     if kind is tuple or kind is list:
@@ -250,6 +268,6 @@ def to_json(tree: Any, path: str) -> Any:
 
 
 def _container(item: dict[str, Any]) -> Any:
-    """Return what an object in the JSON stands for: innermost ones come first."""
+    """Return what an object in the JSON stands for. The parser calls this for inner ones first."""
     [(kind, content)] = item.items()
     return {"array": lambda _: PLACEHOLDER, "tuple": tuple, "dict": dict}[kind](content)

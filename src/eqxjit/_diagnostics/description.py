@@ -1,4 +1,4 @@
-"""Describes what a call was traced for: each part of its arguments by its path, from its spec."""
+"""Describes the arguments of a call: each part of them by its path."""
 
 import functools
 import inspect
@@ -8,7 +8,7 @@ import random
 import re
 import types
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,31 +17,40 @@ import numpy as np
 from jax.core import Tracer
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level
-from .._places import CallSite, captured, code_of, is_users, is_users_module, transformation_of
+from .._places import (
+    CallSite,
+    captured,
+    code_of,
+    is_of_users_code,
+    is_users,
+    is_users_module,
+    transformation_of,
+)
 from .._spec.static_key import CONSTANTS, IdentityRef, Static, referents, static_key
 from .._spec.tree import ARRAY, NODE, is_array, read_node, split
 from .._text import counted, short
 
-# Larger trees aren't described.
+# Trees with more parts aren't described.
 _MAX_PARTS = 50_000
 
-# Longer texts are cut where they are shown, and those of objects where they are made.
+# A text is cut to `LONG_TEXT` characters where it is shown. The text of an object is cut to
+# `_MAX_TEXT` characters when it is made.
 LONG_TEXT = 40
 _MAX_TEXT = 1_000
-# Larger numbers fit no dtype of 32 bits.
+# Numbers from here on fit no dtype of 32 bits.
 _MAX_NUMBER = 2**31
 
-# What a callable holds is described so deep, but for containers of more entries.
+# What a callable holds is described to this depth. Containers of more entries are left out.
 _MAX_DEPTH = 4
 _MAX_ENTRIES = 100
 
-#: Python's types of numbers by their names, without that of truth values.
+#: Python's types of numbers by their names. `bool` isn't one of them.
 NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
 
-# They give other numbers each time, as what has a `__next__` does.
+# Each use of these gives other numbers, as each use of an iterator does.
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 
-# Besides tuples and lists.
+# Containers besides tuples and lists.
 _CONTAINERS = (dict, eqx.Partial, jax.tree_util.Partial)
 
 _WRAPPED = re.compile(r"^(?:\._fun\w*)+")
@@ -59,7 +68,7 @@ class ArrayPart(NamedTuple):
     shape: tuple[Any, ...]
     dtype: str
     weak_type: bool
-    # Empty where JAX may choose.
+    # The device or mesh; empty if JAX may choose.
     placement: str
 
     nature = kind = "traced array"
@@ -71,24 +80,43 @@ class ArrayPart(NamedTuple):
         return f"{array_text(self.dtype, self.shape)}{weak}{placement}"
 
 
+class Capture(NamedTuple):
+    """An array, or a tree with arrays, that a function closes over.
+
+    - `name`: the variable, or the path to it, such as `inner.lam` for one of a captured function.
+    - `kind`: `"array"`, `"Module"`, or another name for a tree.
+    - `key`: equal for the same arrays.
+    """
+
+    name: str
+    kind: str
+    key: Hashable
+
+    def __str__(self) -> str:
+        return f"the {self.kind} `{self.name}`"
+
+
 class Part(NamedTuple):
     """A static value, or a node without its children; `kind` is the name of its type.
 
-    `key` is equal, if all else is, to that of another exactly if one may stand for the other.
+    Two parts whose other fields are equal have equal `key`s exactly if one value may stand for the
+    other.
     """
 
     text: str
     kind: str
-    # Of a constant "number" or "label"; of a node "container", "object" (a dataclass into which
-    # JAX doesn't look) or nothing; of an array in a static field "array"; of what equals itself
-    # alone as of `_REMADE`.
+    # What remedies ask for: "number" or "label" for a constant; "container", "object" (a dataclass
+    # that is a leaf to JAX) or "" for a node; "array" for an array in a static field; one of
+    # `_REMADE` for an object that compares by identity.
     nature: str = ""
     key: Hashable = None
-    # Of a function, or of the class of anything else.
+    # The module that defines the function or, for any other value, its class.
     module: str = ""
-    # Where a callable's code is.
+    # Where the code of a callable is.
     made_at: CallSite | None = None
     is_node: bool = False
+    # The arrays that a function closes over.
+    captures: tuple[Capture, ...] = ()
 
     @property
     def equals_itself_alone(self) -> bool:
@@ -96,14 +124,14 @@ class Part(NamedTuple):
 
     @property
     def is_opaque(self) -> bool:
-        """True for what holds something into which JAX doesn't look."""
+        """True for an object whose contents are a leaf to JAX."""
         return self.nature not in ("", "container")
 
     @property
     def is_users(self) -> bool:
         """True if the user wrote the code of a callable, or the class of anything else."""
         if self.nature in ("partial", "transformed"):
-            # Of anybody's function.
+            # The library made the wrapper, and the user chose the function in it.
             return True
         site = self.made_at
         return is_users(site.filename) if site else is_users_module(self.module)
@@ -119,10 +147,10 @@ _REMADE = ("function", "instance", "iterator", "method", "partial", "transformed
 
 
 class Row(NamedTuple):
-    """A part of a call, its path, and the rows of the nodes that hold it, inside out."""
+    """A part of a call, its path, and the rows of the nodes that hold it, innermost first."""
 
     path: str
-    # Of either class, which its reader narrows.
+    # A `Part` or an `ArrayPart`.
     part: Any
     around: "tuple[Row, ...]" = ()
 
@@ -133,14 +161,14 @@ class Row(NamedTuple):
 
 
 class Description(tuple[Row, ...]):
-    """The parts of a call, outside in."""
+    """The parts of a call. A node comes before what it holds."""
 
     def __str__(self) -> str:
         """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`."""
         if self is UNKNOWN:
             return "..."
         texts: list[str] = []
-        # What is in an argument comes between it and the next one.
+        # The contents of an argument come between it and the next argument.
         starts = [index for index, row in enumerate(self) if not row.around]
         for start, stop in itertools.pairwise([*starts, len(self)]):
             path, part = self[start][:2]
@@ -155,19 +183,20 @@ class Description(tuple[Row, ...]):
 #: The classes of what `filter_jit` returns.
 WRAPPERS: set[type] = set()
 
-#: Of a call that defies description. (That of a call without arguments is empty.)
+#: The description of a call that can't be described. (A call without arguments has an empty one.)
 UNKNOWN = Description([Row("...", Part("unknown", ""))])
 
 
-def describe(call: Any) -> Description:
-    """Describe the arguments of a call, and its function where copies of it may differ."""
+def describe(call: Any, like: Description = UNKNOWN) -> Description:
+    """Describe the arguments of a call, and its function where copies of it may differ.
+
+    `like` is the description of another call with the same entry. It may differ in arrays alone.
+    """
     function = call.function
-    # Those of a frozen function are always the same.
+    # The arrays of a frozen function are always the same.
     fun_arrays = () if function.keeps_arrays else call.fun_arrays
-    # What was lowered has no entry for a call of another structure.
-    trace = call.entry.latest_trace if hasattr(call, "entry") else None
-    if trace is not None and trace._description is not UNKNOWN:
-        described = _with_arrays(trace._description, [*call.arrays, *fun_arrays])
+    if like is not UNKNOWN:
+        described = _with_arrays(like, [*call.arrays, *fun_arrays])
         if described is not None:
             return described
     args, specs, keys = call.spec[3][3:], call.spec[4][3:], sorted(call.kwargs)
@@ -180,7 +209,7 @@ def describe(call: Any) -> Description:
 
 
 def _with_arrays(rows: Description, arrays: list[Any]) -> Description | None:
-    """Return a description of the same entry, but with these arrays; None if they are others."""
+    """Return the description of an entry with these arrays; None if their number differs."""
     described = [*rows]
     places = [i for i, row in enumerate(rows) if type(row.part) is ArrayPart]
     if len(places) != len(arrays):
@@ -195,7 +224,7 @@ def _with_arrays(rows: Description, arrays: list[Any]) -> Description | None:
 def describe_function(call: Any) -> Description:
     """Describe the function of a call, with what a partial, a method or an instance holds."""
     function = call.function
-    # One that holds arrays for good is of its own.
+    # A frozen function belongs to no family.
     if function.keeps_arrays:
         return UNKNOWN
     return describe_trees([("", function.spec, function.combine(call.fun_arrays))], _MAX_DEPTH)
@@ -204,11 +233,11 @@ def describe_function(call: Any) -> Description:
 def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Description:
     """Describe trees, each from its name, its spec and itself.
 
-    Of what an object that equals itself alone holds constants are described, and all else up to a
-    depth.
+    An object that compares by identity is described with the constants that it holds. What else it
+    holds is described up to a depth.
     """
     rows: list[Row] = []
-    # What is left: of each its path, its spec, itself, and the rows of the nodes that hold it.
+    # What is left to describe: path, spec, value, and the rows of the nodes around it.
     pending: list[Any] = [(*each, ()) for each in reversed(named)]
     while pending:
         path, spec, value, around = pending.pop()
@@ -218,14 +247,16 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
             elif type(value) in CONSTANTS:
                 part, below = _constant(value), []
             elif (below := _children(spec, value)) is not None:
-                # JAX may look into a container of another kind, but not into a plain dataclass.
+                # A plain dataclass is a leaf to JAX, unlike containers that are registered.
                 is_opaque = type(spec) is not tuple and flatten_one_level(value) is None
                 part = _part_of_class(type(value), len(below), is_opaque)
             else:
                 part, below = _leaf(spec.key, value, len(around) < depth)
-        except Exception:
-            # The user's class may refuse to be asked: for its name, its fields, its flatten, a
-            # `repr`. It is described for us, not for the call, which goes on.
+        except Exception as error:
+            if not is_of_users_code(error):
+                raise
+            # The user's class may refuse to be asked for its name, its fields, its flatten or a
+            # `repr`. The call doesn't need the description, so it goes on.
             part, below = Part("object", "object"), []
         row = Row(path, part, around)
         rows.append(row)
@@ -239,7 +270,7 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
 
 def _constant(value: Any) -> Part:
     if value is None:
-        # JAX takes it for a node without children.
+        # To JAX, None is a node without children.
         return Part("None", "None", is_node=True)
     name = type(value).__name__
     nature = "number" if name in NUMBERS else "" if name == "bool" else "label"
@@ -257,11 +288,11 @@ def _array(array: Any) -> ArrayPart:
         try:
             aval: Any = jax.typeof(array)
         except (TypeError, ValueError):
-            # NumPy's, of a dtype that JAX refuses.
+            # A NumPy array of a dtype that JAX rejects.
             aval = array
-        # A tracer has no place that it could tell.
+        # A tracer has no placement.
         is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
-    # JAX puts the others where it likes.
+    # JAX may move an array that isn't committed.
     sharding = getattr(array, "sharding", None) if is_put else None
     return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
 
@@ -278,7 +309,7 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
     return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
-# Of each child what follows the path in its own, its spec and itself.
+# For each child: what follows the path of its parent, its spec, and the child.
 _Children = list[tuple[str, Any, Any]]
 
 
@@ -292,32 +323,36 @@ def _children(spec: Any, value: Any) -> _Children | None:
     # Specs and keys have one form.
     _, _, names, *specs = spec if is_node else spec.key
     if issubclass(cls, dict):
-        found = [(f"[{short(key)}]", dict.__getitem__(value, key)) for key in names or [*value]]
+        found = [(f"[{short(key)}]", dict.get(value, key)) for key in names or [*value]]
     elif issubclass(cls, (tuple, list)):
+        # A list is read once, because another thread may change it meanwhile.
+        parts = [*value]
         fields = getattr(cls, "_fields", ())
-        suffixes = [f".{name}" for name in fields] or [f"[{i}]" for i in range(len(value))]
-        found = [*zip(suffixes, value, strict=True)]
+        suffixes = [f".{name}" for name in fields] or [f"[{i}]" for i in range(len(parts))]
+        found = [*zip(suffixes, parts, strict=False)]
     elif issubclass(cls, eqx.Module):
         fields = fields_of(value)
-        found = [(f".{name}", fields[name]) for name in names]
+        found = [(f".{name}", fields.get(name)) for name in names]
     elif names is not None:
-        found = [(f".{name}", getattr(value, name)) for name in names]
+        found = [(f".{name}", getattr(value, name, None)) for name in names]
     else:
         return None
-    # In the key of a dict those of its keys come first.
+    # The key of a dict begins with the keys of its own keys.
     specs = specs if is_node else [*map(Static, specs)][-len(found) :]
-    # Strict, because another thread may have changed a list since.
-    pairs = zip(found, specs, strict=True)
+    # Not strict, because another thread may have changed a list since it was split.
+    pairs = zip(found, specs, strict=False)
     return [(suffix, part, child) for (suffix, child), part in pairs]
 
 
 def _children_of_registered(spec: tuple[Any, ...], value: Any) -> _Children:
     names, children, metadata = read_node(value)
+    if issubclass(type(value), eqx.nn.State):
+        names = [_name_in_state(*each) for each in zip(names, metadata, strict=True)]
     if type(value) in WRAPPERS:
         return [(".__wrapped__", metadata.spec, value.__wrapped__)]
     below = [*zip(names, spec[3:], children, strict=True)]
     if isinstance(value, eqx.Module):
-        # One with fields that its class doesn't have, such as a wrapper's `__doc__`.
+        # A Module may have fields that its class doesn't declare, such as a wrapper's `__doc__`.
         fields = [(f".{name}", v) for name, v in fields_of(value).items()]
         below += [(name, Static(static_key(v)), v) for name, v in fields if name not in names]
     elif metadata is not None and not isinstance(value, dict):
@@ -325,12 +360,19 @@ def _children_of_registered(spec: tuple[Any, ...], value: Any) -> _Children:
     return below
 
 
+def _name_in_state(name: str, marker: Any) -> str:
+    """Return what follows the path of an `equinox.nn.State` in that of one of its arrays."""
+    # `equinox.nn.make_with_state` marks each by its path in the model: `Net.bn.batch_counter`.
+    known = marker.partition(".")[2] if isinstance(marker, str) else ""
+    return f"[{known}]" if known else name
+
+
 def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> Part:
     """Return the part of a node of `n` children."""
     name = cls.__name__
     if cls in (tuple, list):
         return Part(f"{name} of {n}", name, "container", is_node=True)
-    # Around anybody's function, or anything.
+    # These wrap a function or values of anybody.
     if cls in WRAPPERS or (issubclass(cls, _CONTAINERS) and not is_opaque):
         return Part(name, name, "container", is_node=True)
     nature = "object" if is_opaque else ""
@@ -338,7 +380,7 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> Part:
 
 
 def _leaf(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, _Children]:
-    """Return the part of a leaf, and what tells it from one that is made alike."""
+    """Return the part of a leaf, and what it holds that tells it from others of its class."""
     kind, nature, code = type(value), _nature(value), code_of(value)
     name, module = kind.__name__, kind.__module__
     if nature == "method":
@@ -351,19 +393,41 @@ def _leaf(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, _Children]:
         f"{name} object" if nature == "instance" else _text(value),
         name,
         nature,
-        # A description outlives the call, and keeps no object of the user's alive.
+        # Weak references, because a description outlives the call and must keep nothing alive.
         (IdentityRef(kind), hash(key), *map(IdentityRef, referents(key))),
         module or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
+        captures=tuple(_captures(value)) if nature == "function" else (),
     )
     is_deep = is_deep and nature in ("instance", "method", "partial")
     below: _Children = []
     for name, held in _held_by(value, nature).items():
         is_large = isinstance(held, (tuple, list, dict)) and len(held) > _MAX_ENTRIES
-        # The call's description has no arrays but the call's.
+        # Arrays in it are left out, because the arrays of a description are those of the call.
         if type(held) in CONSTANTS or (is_deep and not is_large):
             below.append((f".{name}", split(held, is_input=False)[0], held))
     return part, below
+
+
+def _captures(fun: Any, prefix: str = "", depth: int = 0) -> Iterator[Capture]:
+    """Yield the arrays, and trees with arrays, that a function and those in it close over."""
+    for name, value in captured(fun) if type(fun) is types.FunctionType else ():
+        path = prefix + name
+        if type(value) is types.FunctionType:
+            if depth < _MAX_DEPTH:
+                yield from _captures(value, f"{path}.", depth + 1)
+        elif is_array(value):
+            yield Capture(path, "array", _identity_of(value))
+        elif isinstance(value, (eqx.Module, tuple, list, dict)):
+            arrays = [*filter(is_array, jax.tree.leaves(value))]
+            if arrays:
+                kind = "Module" if isinstance(value, eqx.Module) else type(value).__name__
+                yield Capture(path, kind, tuple(map(_identity_of, arrays[:_MAX_ENTRIES])))
+
+
+def _identity_of(array: Any) -> Hashable:
+    # NumPy's scalars take no weak references.
+    return (str(array.dtype), repr(array)) if isinstance(array, np.generic) else IdentityRef(array)
 
 
 def _held_by(value: Any, nature: str) -> dict[str, Any]:
@@ -394,7 +458,7 @@ def _nature(value: Any) -> str:
         return "iterator"
     if is_array(value):
         return "array"
-    # The latter of a member of an enumeration.
+    # Members of an enumeration define `__hash__` alone.
     is_compared = kind.__eq__ is not object.__eq__ or kind.__hash__ is not object.__hash__
     if is_compared or isinstance(value, type):
         return ""
@@ -411,14 +475,14 @@ def _text(value: Any) -> str:
         return f"jax.{transformation} of {_text(inspect.unwrap(value))}"
     if isinstance(value, functools.partial):
         return f"partial of {_text(value.func)}"
-    # The text of `float32` by itself is that of an array of that dtype.
+    # `float32` alone would read as the type of an array.
     if isinstance(value, type):
         return f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
-    # What `jax.jit` and the like make has a name, too.
+    # What `jax.jit` and the like return has a name, too.
     name = getattr(value, "__qualname__", "") if callable(value) else ""
     if name:
         return f"`{name}`".replace(".<locals>", "") if "<" in name else name
     if kind.__repr__ is object.__repr__ or isinstance(value, eqx.Module):
         return f"{kind.__name__} object"
-    # Where something is in memory tells nothing.
+    # Its address in memory tells nothing.
     return _ADDRESS.sub("", short(value, _MAX_TEXT))

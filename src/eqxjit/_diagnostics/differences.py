@@ -2,10 +2,11 @@
 
 import collections
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .._places import Place
+from .._places import Place, is_public
 from . import advice
 from .advice import Change
 from .description import LONG_TEXT, ArrayPart, Description, Part, Row, array_text
@@ -15,6 +16,15 @@ CALLABLE = "another callable"
 
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
+
+_PLURALS = {
+    "shape": "shapes",
+    "dtype": "dtypes",
+    "weak type": "weak types",
+    "sharding or device": "shardings or devices",
+}
+# The name of the argument at the beginning of a path.
+_ROOT = re.compile(r"[^.\[ ]*")
 
 # What is spelled out: differences, as a new model may differ in every array; and parts.
 _MAX_SHOWN = 8
@@ -55,12 +65,51 @@ class Difference(NamedTuple):
         return f"{self.category}: {self.path or self.new}"
 
 
+def causes_of(differences: Iterable[Difference]) -> dict[str, Difference]:
+    """Return what caused a trace, as it is counted over several traces, each with an example.
+
+    Many arrays that differ alike have one cause, such as a batch of another size.
+    """
+    causes: dict[str, Difference] = {}
+    for several in _by_category(differences):
+        if len(several) > _MAX_PARTS:
+            causes[f"{_PLURALS[several[0].category]} of {_arrays(several)}"] = several[0]
+        else:
+            causes |= {each.cause: each for each in several}
+    return causes
+
+
+def _by_category(differences: Iterable[Difference]) -> list[list[Difference]]:
+    """Return differences in groups: those of arrays of one category together, others alone."""
+    groups: dict[Any, list[Difference]] = {}
+    for number, each in enumerate(differences):
+        groups.setdefault(each.category if each.category in OF_ARRAYS else number, []).append(each)
+    return [*groups.values()]
+
+
+def _arrays(several: list[Difference]) -> str:
+    """Return how many arrays differ, and in which arguments: `36 arrays in `model`, `state``."""
+    roots = [*dict.fromkeys(_ROOT.match(each.path)[0] for each in several)]  # type: ignore[index]
+    shown = [f"`{root}`" for root in roots[:_MAX_PARTS]]
+    return f"{len(several)} arrays in {', '.join(shown)}{', ...' * (len(roots) > _MAX_PARTS)}"
+
+
 def listed(differences: Iterable[Difference], with_remedies: bool = False) -> list[str]:
-    """Return a text for each kind of difference, up to a bound; with remedies if asked."""
-    alike: dict[tuple[str, str, str], list[Difference]] = collections.defaultdict(list)
-    for difference in differences:
-        alike[difference.category, difference.old, difference.new].append(difference)
+    """Return one line per kind of difference, at most `_MAX_SHOWN` of them.
+
+    With `with_remedies`, a line is followed by its remedy.
+    """
     lines: list[tuple[str, str]] = []
+    alike: dict[tuple[str, str, str], list[Difference]] = collections.defaultdict(list)
+    for several in _by_category(differences):
+        kinds = {(each.old, each.new) for each in several}
+        if len(kinds) > _MAX_PARTS:
+            first = several[0]
+            line = f"{first.category}: {_arrays(several)}, such as {str(first).partition(': ')[2]}"
+            lines.append((line, first.remedy if with_remedies else ""))
+            continue
+        for each in several:
+            alike[each.category, each.old, each.new].append(each)
     for first, *others in list(alike.values())[:_MAX_SHOWN]:
         line = str(first)
         if others:
@@ -73,7 +122,7 @@ def listed(differences: Iterable[Difference], with_remedies: bool = False) -> li
 
 
 def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines, each with its remedy on another, unless one before has that."""
+    """Return each line with its remedy below it, unless an earlier line has the same remedy."""
     texts: list[str] = []
     remedies = {""}
     for line, remedy in lines:
@@ -83,11 +132,11 @@ def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _all_changes(old: Description, new: Description) -> list[tuple[Row, Any, Any]]:
-    """Return the parts that differ, outside in: each row, what was there, and what is there now."""
+    """Return each part that differs: its row, what was there, and what is there now."""
     old_parts, new_parts = ({row.path: row.part for row in rows} for rows in (old, new))
     changed = [row for row in new if old_parts.get(row.path) != row.part]
     changed += [row for row in old if row.path not in new_parts]
-    # One object may have changed in place, which no call sees.
+    # An object that compares by identity is the same one. What changed in it retraces nothing.
     alone = {r.path for row in changed for r in row.around if r.part.equals_itself_alone}
     same = {path for path in alone if old_parts.get(path) == new_parts.get(path)}
     return [
@@ -102,17 +151,19 @@ def distance(old: Description, new: Description) -> int:
     return len(_all_changes(old, new))
 
 
-def _changes(old: Description, new: Description, of_user: bool) -> list[Change]:
-    """Return the parts that differ, without those of nodes that are another altogether."""
+def _changes(old: Description, new: Description, place: Place | None) -> list[Change]:
+    """Return the parts that differ. A node that was replaced stands for all parts in it."""
     changes: list[Change] = []
     another: set[str] = set()
+    of_user = place is None or place.is_users
+    of_public = place is not None and is_public(place)
     for row, was, is_now in _all_changes(old, new):
-        change = Change(row, was, is_now, of_user)
+        change = Change(row, was, is_now, of_user, of_public)
         if another.isdisjoint([each.path for each in row.around]):
             changes.append(change)
             if not change.is_alike:
                 another.add(row.path)
-    # What an object holds tells more than that it is another one.
+    # What differs in an object tells more than that it is a different object.
     explained = {row.path for c in changes if not c.is_remade for row in c.row.around}
     return [c for c in changes if not (c.is_alike and c.row.path in explained)]
 
@@ -121,7 +172,7 @@ def _category(change: Change) -> str:
     old, new = change.old, change.new
     if not change.row.around and None in (old, new):
         return "argument newly passed or left out"
-    # To JAX a dataclass is a leaf, though its parts are described.
+    # A dataclass is a leaf to JAX, though its parts are described.
     if any(part is None or (part.is_node and not part.is_opaque) for part in (old, new)):
         return "structure changed"
     if isinstance(old, Part):
@@ -132,10 +183,13 @@ def _category(change: Change) -> str:
     return "shape" if old.shape != new.shape else "dtype"
 
 
-def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
-    """Return how a description differs from an older one; `of_user` says whose the function is."""
+def differences(old: Description, new: Description, place: Place | None = None) -> list[Difference]:
+    """Return how a description differs from an older one.
+
+    `place` is where the called function is defined. Without it, both describe trees of the user's.
+    """
     groups: dict[str, tuple[Row, list[Change]]] = {}
-    for change in _changes(old, new, of_user):
+    for change in _changes(old, new, place):
         row = _told_with(change)
         groups.setdefault(row.path, (row, []))[1].append(change)
     found: list[Difference] = []
@@ -149,10 +203,10 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
 
 
 def _told_with(change: Change) -> Row:
-    """Return what stands for all changes in it of one cause; that of the change, if there is none.
+    """Return the row that a change is reported under, together with others of the same cause.
 
-    That is the object of a library that holds what was made with it, or the outermost container of
-    values, up to an object of a class.
+    For a recreated object that is the library's object around it, and for a static value the
+    outermost container around it. Otherwise it is the row of the change itself.
     """
     if change.is_remade:
         return change.row if change.new.is_users else change.owner or change.row
@@ -188,10 +242,10 @@ def _of_one(change: Change) -> Iterator[Difference]:
 
 def of_functions(old: Description, new: Description, place: Place) -> list[Difference]:
     """Return how the function under a wrapper differs from the one that was traced before it."""
-    # A line of a library's is no help.
+    # A line in a library is no help.
     where = f" ({place.site})" if place.site and place.is_users else ""
-    category, another = CALLABLE, f"another one of `{place.qualname}`{where}"
-    # The innermost below Equinox's wrappers, or such a wrapper.
+    category, another = CALLABLE, f"a different object of `{place.qualname}`{where}"
+    # What is innermost in Equinox's wrappers, or else such a wrapper.
     part = [row.part for row in new if not row.name][-1]
     by_identity = {
         "partial": f"another {part.text}",
@@ -203,13 +257,13 @@ def of_functions(old: Description, new: Description, place: Place) -> list[Diffe
     elif part.nature == "transformed":
         another = f"another {part.text}{where}"
     elif part.kind == "function" and "<" in place.qualname:
-        # Unlike one at module level, around which a decorator made another one.
+        # A function at module level exists once. Only a decorator makes a new function around it.
         category, another = FUNCTION, f"another function made of the same code{where}"
     return [
         each._replace(category=CALLABLE)
         if each.path
         else Difference(category, "", "", f"{another} was traced before", each.remedy)
-        for each in differences(old, new, place.is_users)
+        for each in differences(old, new, place)
     ]
 
 

@@ -7,16 +7,35 @@ from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
 from .._text import short, switch, times
-from .differences import with_remedies_once
+from .constants import CapturedArray, note_on
+from .differences import Difference, causes_of, with_remedies_once
 from .trace import Trace
 
-# Not Python warnings: under `-W error` these would fail what works with Equinox.
-logger = logging.getLogger("eqxjit")
+_SILENCE = '\n(`logging.getLogger("eqxjit").setLevel("ERROR")` silences these messages; said once.)'
+
+
+class _Logger(logging.LoggerAdapter[logging.Logger]):
+    """The logger `eqxjit`, whose messages say whose they are, and once how to silence them.
+
+    Not Python warnings, because under `-W error` these would fail what works with Equinox.
+    """
+
+    _has_said = False
+
+    def process(self, msg: str, kwargs: Any) -> tuple[str, Any]:
+        hint, self._has_said = "" if self._has_said else _SILENCE, True
+        return f"eqxjit: {msg}{hint}", kwargs
+
+
+logger = _Logger(logging.getLogger("eqxjit"), {})
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Those in force: of the environment, of each switch and `with`. The last one decides.
 switches: "list[Explaining]" = []
+
+# Captured arrays of so many bytes are worth a message.
+_HUGE_BYTES = 100_000_000
 
 # How many causes a message names.
 _MAX_CAUSES = 4
@@ -71,10 +90,10 @@ def explain_retraces(on: bool = True) -> Explaining:
         >>> logging.getLogger("eqxjit").addHandler(handler)
         >>> with eqxjit.explain_retraces():
         ...     _ = f(jnp.ones(2), 3), f(jnp.ones(2), 4)
-        `<lambda>` was traced again (trace 2) for the call at ...:2, in ... s (tracing ...).
+        eqxjit: `<lambda>` was traced again (trace 2) for the call at ...:2, in ... s (tracing ...).
           Compared with trace 1:
           - static value changed: `n` was 3, is 4
-            If it varies, pass `jnp.asarray(n, dtype=jnp.int32)`, unless a shape or control flow ...
+            If it varies, pass `np.int32(n)`, which is traced, or an array made once, unless ...
         >>> logging.getLogger("eqxjit").removeHandler(handler)
 
         ```
@@ -84,6 +103,23 @@ def explain_retraces(on: bool = True) -> Explaining:
             f"`on` is True or False, not {short(on)}. A decorator is `@eqxjit.explain_retraces()`."
         )
     return Explaining(on)
+
+
+_logged_constants: set[tuple[str, CapturedArray]] = set()
+
+
+def log_constants(function: str, constants: tuple[CapturedArray, ...]) -> None:
+    """Log, once for each function and array, that a program holds very large constants."""
+    if sum([each.bytes for each in constants]) < _HUGE_BYTES:
+        return
+    key = function, constants[0]
+    if key not in _logged_constants:
+        _logged_constants.add(key)
+        logger.warning("`%s` %s", function, note_on(constants))
+
+
+def _with_example(cause: str, example: Difference) -> str:
+    return str(example) if cause == example.cause else f"{cause}, such as {example}"
 
 
 def log_streak(streak: list[Trace], n_between: int | None) -> None:
@@ -97,12 +133,13 @@ def log_streak(streak: list[Trace], n_between: int | None) -> None:
         often = "for another callable each time"
     elif n_between:
         often = f"with {n_between:,} other call{'s' * (n_between > 1)} between"
-    found = [each for trace in streak for each in trace.differences]
-    counts = collections.Counter(each.cause for each in found)
-    latest = {each.cause: each for each in found}
+    causes = [causes_of(trace.differences) for trace in streak]
+    counts = collections.Counter(cause for each in causes for cause in each)
+    latest = {cause: example for each in causes for cause, example in each.items()}
     shown = counts.most_common(_MAX_CAUSES)
     lines = with_remedies_once(
-        (f"  - {times(n)}, the last time: {latest[key]}", latest[key].remedy) for key, n in shown
+        (f"  - {times(n)}, the last time: {_with_example(key, latest[key])}", latest[key].remedy)
+        for key, n in shown
     )
     if len(counts) > _MAX_CAUSES:
         lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")

@@ -1,8 +1,9 @@
 """The size of a program: its equations, the lines and loops that make them, and its large arrays.
 
-Each equation knows the stack on which it was made: code objects, and an instruction of each. Where
-the bytecode of one jumps back around the instruction, it is in a loop. That is unrolled if there
-are equations from one stack in it many times, with others in between, or all alike.
+JAX keeps with each equation the stack on which it was made: code objects, and the offset of an
+instruction in each. If the bytecode of a code object jumps back around that instruction, the
+equation is in a loop. The loop was unrolled if one stack in it made equations many times, with
+equations of other stacks in between, or many equations that are alike.
 """
 
 import dis
@@ -15,28 +16,39 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
-from .._compat import has_host_callback, memory_of, source_of, stack_of
-from .._places import OUR_FILES, is_users, location
+from .._compat import (
+    has_host_callback,
+    is_backward,
+    memory_of,
+    source_of,
+    stack_of,
+    traceback_of,
+)
+from .._places import OUR_FILES, is_users, line_of, location
 from .._text import bytes_text
+from .constants import MANY_BYTES, CapturedArray, note_on
 from .description import array_text
 
-# Smaller programs have neither lines nor notes.
+# Programs of fewer equations have neither lines nor notes on loops.
 _MANY_EQUATIONS = 200
-# A loop is unrolled if it is passed so often, and makes a quarter of the equations.
+# A loop gets a note if it ran so often and makes a quarter of the equations.
 _MANY_PASSES = 8
-#: Smaller arrays aren't listed, nor more of them.
-MANY_BYTES = 2**20
+# Arrays of one line and type are listed if they take `MANY_BYTES` in all. Smaller ones than
+# `_FEW_BYTES` aren't counted.
+_FEW_BYTES = 2**10
 _MAX_ARRAYS = 3
 
+# Operations that read their inputs while they write outputs of the same shape.
+_NOT_IN_PLACE = {"dot_general", "conv_general_dilated", "sort", "gather"}
 _SCAN = (
     "use `jax.lax.scan` or `jax.lax.fori_loop` (over layers: stack them by `eqx.filter_vmap`, and "
     "scan over that), or `jax.vmap` where the steps don't depend on each other"
 )
 _DIFFRAX = os.path.join("diffrax", "")
 _INLINED = "inlined"
-# By a part of the path of a library's file: what helps if its loop, or anything of it, is large.
+# What helps against a large loop in a library, by a part of the path of the library's file.
 _IN_LIBRARIES = {
     os.path.join("equinox", "nn", ""): (
         "runs one layer after the other: if they are alike, stack them by `eqx.filter_vmap`, and "
@@ -50,21 +62,32 @@ _IN_LIBRARIES = {
 
 
 class MadeArray(NamedTuple):
-    """An array that a program makes on the way: its type, its bytes, and the user's line."""
+    """The temporary arrays of one type that one line of a program makes.
+
+    - `type`: their dtype and shape, such as `float32[2048,64]`.
+    - `bytes`: what all of them take.
+    - `line`: the user's line that makes them.
+    - `number`: how many they are.
+    """
 
     type: str
     bytes: int
     line: str
+    number: int = 1
 
     def __str__(self) -> str:
-        return f"{self.type} ({bytes_text(self.bytes)}) at {self.line}"
+        if self.number == 1:
+            return f"{self.type} ({bytes_text(self.bytes)}) at {self.line}"
+        return f"{self.line} makes {self.number} x {self.type}, {bytes_text(self.bytes)}"
 
 
 class Memory(NamedTuple):
     """The bytes that XLA takes for a program.
 
-    - `arguments`, `outputs`: for these; `donated`: how many are for both.
-    - `temporaries`: for what it makes on the way.
+    - `arguments`: for the arguments.
+    - `outputs`: for the outputs.
+    - `donated`: how many bytes the arguments and the outputs share.
+    - `temporaries`: for temporary arrays.
     """
 
     arguments: int
@@ -74,7 +97,7 @@ class Memory(NamedTuple):
 
     def __str__(self) -> str:
         arguments, outputs, _, temporaries = map(bytes_text, self)
-        return f"{arguments} of arguments, {outputs} of outputs, {temporaries} on the way"
+        return f"{arguments} of arguments, {outputs} of outputs, {temporaries} of temporaries"
 
 
 class Program(NamedTuple):
@@ -84,9 +107,12 @@ class Program(NamedTuple):
     - `lines`: the user's lines that make a tenth of them or more, each with those that call it, as
         `"rollout:31 -> policy:12: 1,800 of 2,700"`; empty for small programs.
     - `loops`: where loops in Python are unrolled, as `"train.py:31"`.
-    - `notes`: what to do about its size.
-    - `largest_arrays`: the largest arrays that it makes on the way, before XLA fuses operations.
-    - `donation_saves`: how many bytes of its outputs have the shape and dtype of an argument.
+    - `notes`: what to do about its size, and about large arrays that it closes over.
+    - `largest_arrays`: the temporary arrays that take most, summed by line and type, before XLA
+        fuses operations.
+    - `constants`: the arrays that it closes over, the largest first.
+    - `donation_saves`: how many bytes of its outputs are new values of arguments of the same shape
+        and dtype. Gradients aren't.
     - `calls_python`: whether it has a host callback, so that JAX's persistent cache never holds it.
     - `memory`: what XLA takes for it; `None` where that isn't there without compiling it again.
     """
@@ -96,6 +122,7 @@ class Program(NamedTuple):
     loops: tuple[str, ...]
     notes: tuple[str, ...]
     largest_arrays: tuple[MadeArray, ...]
+    constants: tuple[CapturedArray, ...]
     donation_saves: int
     calls_python: bool
     memory: Memory | None
@@ -107,23 +134,74 @@ def memory_in(lowering: Any) -> Memory | None:
     return Memory(*found) if found else None
 
 
-def program_of(jaxpr: Any, lowering: Any) -> Program:
-    """Return what a jaxpr consists of, with what is nested in it.
+def program_of(jaxpr: Any, lowering: Any, constants: tuple[CapturedArray, ...] = ()) -> Program:
+    """Return the size of a jaxpr, with what is nested in it.
 
-    What is nested twice counts twice, as it is compiled twice.
+    What is nested twice counts twice, as it is compiled twice. `constants` are what it captured.
     """
     reader, calls_python = _Reader(jaxpr.jaxpr), has_host_callback(lowering)
-    n, arrays = reader.n.total(), sorted(reader.arrays, key=lambda each: (-each.bytes, each.line))
+    n = reader.n.total()
     lines = loops = notes = ()
     if n >= _MANY_EQUATIONS:
         lines, (loops, notes) = reader.lines(n), reader.notes(n, calls_python)
+    if note := note_on(constants):
+        notes = (*notes, note)
+    return Program(
+        equations=n,
+        lines=lines,
+        loops=loops,
+        notes=notes,
+        largest_arrays=reader.largest_arrays(),
+        constants=constants,
+        donation_saves=_donation_saves(jaxpr.jaxpr),
+        calls_python=calls_python,
+        memory=memory_in(lowering),
+    )
+
+
+def _donation_saves(jaxpr: Any) -> int:
+    """Return how many bytes donation of all arguments would save.
+
+    If no output is a new value of an argument, the function computes gradients, say: its caller
+    goes on using the arguments. If one is, it is a step, which replaces all of its state.
+    """
+    if not any(_updated(jaxpr)):
+        return 0
     ins, outs = [
         Counter([(str(v.aval), _bytes(v.aval)) for v in variables])
-        for variables in (jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars)
+        for variables in (jaxpr.invars, jaxpr.outvars)
     ]
-    saves = sum([count * size for (_, size), count in (ins & outs).items()])
-    what = n, lines, loops, notes, tuple(arrays[:_MAX_ARRAYS]), saves, calls_python
-    return Program(*what, memory_in(lowering))
+    return sum([count * size for (_, size), count in (ins & outs).items()])
+
+
+def _updated(jaxpr: Any) -> list[frozenset[int]]:
+    """Return for each output the numbers of the arguments of which it is a new value.
+
+    It is computed from them element by element, and not in a backward pass, whose results are
+    gradients.
+    """
+    numbers: dict[Any, frozenset[int]] = {v: frozenset((i,)) for i, v in enumerate(jaxpr.invars)}
+
+    def of(variable: Any, like: Any) -> frozenset[int]:
+        # A literal can't be hashed, and has no number.
+        if not _is_variable(variable) or variable.aval.shape != like.aval.shape:
+            return frozenset()
+        return numbers.get(variable, frozenset())
+
+    for equation in jaxpr.eqns:
+        if is_backward(equation):
+            continue
+        nested = [*_nested(equation)]
+        for i, out in enumerate(equation.outvars):
+            if not nested:
+                found = [of(each, out) for each in equation.invars]
+            elif len(nested) == 1 and len(nested[0].invars) == len(equation.invars):
+                inner = _updated(nested[0])[i : i + 1]
+                found = [of(equation.invars[k], out) for each in inner for k in each]
+            else:
+                found = []
+            numbers[out] = frozenset().union(*found)
+    return [of(variable, variable) for variable in jaxpr.outvars]
 
 
 def _bytes(aval: Any) -> int:
@@ -131,6 +209,55 @@ def _bytes(aval: Any) -> int:
     if not hasattr(aval, "dtype") or not {*map(type, aval.shape)} <= {int}:
         return 0
     return aval.dtype.itemsize * math.prod(aval.shape)
+
+
+def _alive_at_peak(jaxpr: Any) -> list[tuple[Any, Any]]:
+    """Return the temporary arrays that are alive when most bytes are, each with its equation.
+
+    Equations run in their order, and an array is alive from its equation to the last one that uses
+    it. XLA's order differs, and it fuses operations, so this is an estimate.
+    """
+    equations = jaxpr.eqns
+    last_uses = {v: i for i, e in enumerate(equations) for v in e.invars if isinstance(v, Var)}
+    # What a jaxpr returns is an output of the equation around it, if there is one.
+    returned = {variable for variable in jaxpr.outvars if isinstance(variable, Var)}
+    # Of each temporary array its first and its last equation.
+    spans: dict[Any, tuple[int, int]] = {}
+    n_bytes, peak, peak_at = 0, 0, 0
+    for i, equation in enumerate(equations):
+        dying = [
+            v for v in {*filter(_is_variable, equation.invars)} & spans.keys() if last_uses[v] == i
+        ]
+        for variable in equation.outvars:
+            size = _bytes(variable.aval)
+            if size < _FEW_BYTES or variable in returned or variable not in last_uses:
+                continue
+            spans[variable] = i, last_uses[variable]
+            n_bytes += size
+            reused = next((v for v in dying if _takes_buffer(equation, v, variable)), None)
+            if reused is not None:
+                spans[reused] = spans[reused][0], i - 1
+                dying.remove(reused)
+                n_bytes -= size
+        if n_bytes > peak:
+            peak, peak_at = n_bytes, i
+        n_bytes -= sum([_bytes(variable.aval) for variable in dying])
+    return [
+        (equations[start], variable)
+        for variable, (start, stop) in spans.items()
+        if start <= peak_at <= stop
+    ]
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, Var)
+
+
+def _takes_buffer(equation: Any, old: Any, new: Any) -> bool:
+    """Return whether XLA can write an output where an input was: element by element."""
+    if equation.primitive.name in _NOT_IN_PLACE or any(True for _ in _nested(equation)):
+        return False
+    return old.aval.shape == new.aval.shape and _bytes(old.aval) == _bytes(new.aval)
 
 
 def _nested(equation: Any) -> Iterator[Any]:
@@ -144,14 +271,18 @@ def _nested(equation: Any) -> Iterator[Any]:
 
 
 class _Stack(NamedTuple):
-    """The user's lines that lead to an equation, and the loops and libraries that these are in."""
+    """The user's lines that lead to an equation, and the loops and libraries around it.
 
-    #: As `policy:12`, outside in; of a function that calls itself, each once.
+    - `lines`: the user's lines, outermost first, such as `policy:12`. A function that calls itself
+        has each of its lines once.
+    - `where`: the innermost line, such as `train.py:12`.
+    - `parts`: what the equation is in, outermost first, as pairs of a place and a kind. The kind is
+        empty for the line where a loop begins, a key of `_IN_LIBRARIES` for the line that calls
+        such a library, and `_INLINED` for the name of an inlined function.
+    """
+
     lines: tuple[str, ...] = ()
-    #: The innermost one, as `train.py:12`.
     where: str = "a library"
-    #: Outside in: where a loop begins, with an empty kind; what is called for a kind of library; or
-    #: the name of an inlined function, with `_INLINED`.
     parts: tuple[tuple[str, str], ...] = ()
 
     def within(self, *parts: tuple[str, str]) -> "_Stack":
@@ -162,7 +293,7 @@ class _Stack(NamedTuple):
         starts = [start for start, end in _loops_in(code) if start <= offset <= end]
         if kind:
             return self.within((self.where, kind)) if starts or kind == _DIFFRAX else self
-        line, *loops = [_line_of(code, each) for each in (offset, *starts)]
+        line, *loops = [line_of(code, each) for each in (offset, *starts)]
         name = f"{code.co_qualname.rpartition('<locals>.')[2]}:{line}"
         lines = self.lines if name in self.lines else (*self.lines, name)
         stack = _Stack(lines, location(code.co_filename, line), self.parts)
@@ -171,18 +302,13 @@ class _Stack(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _loops_in(code: types.CodeType) -> list[tuple[int, int]]:
-    """Return the offsets between which the bytecode jumps back, outside in."""
+    """Return the first and last offset of each loop in the bytecode, outermost first."""
     ends: dict[int, int] = {}
     for each in dis.get_instructions(code):
         if "JUMP_BACKWARD" in each.opname:
-            # Of several to one place, as by `continue`, the last is the end of the loop.
+            # If several jump to one place, as by `continue`, the last one ends the loop.
             ends[each.argval] = each.offset
     return sorted(ends.items(), key=lambda loop: loop[0] - loop[1])
-
-
-def _line_of(code: types.CodeType, offset: int) -> int:
-    lines = [line for start, end, line in code.co_lines() if start <= offset < end]
-    return next(filter(None, lines), code.co_firstlineno)
 
 
 class _Reader:
@@ -191,8 +317,8 @@ class _Reader:
     def __init__(self, jaxpr: Any):
         self._calls: dict[tuple[_Stack, int, int], _Stack] = {}
         self.n: Counter[_Stack] = Counter()
-        #: The large ones.
-        self.arrays: set[MadeArray] = set()
+        #: How many arrays of each type and size each line makes that are alive at one time.
+        self._arrays: Counter[tuple[str, int, str]] = Counter()
         # How often each loop is passed, and each jitted function of the user's is inlined.
         self._passes: Counter[tuple[str, str]] = Counter()
         self._n_inlined: Counter[str] = Counter()
@@ -206,7 +332,11 @@ class _Reader:
         stacks: dict[Any, _Stack] = {None: around}
         visits: Counter[Any] = Counter()
         nested: Counter[tuple[Any, _Stack, bool]] = Counter()
-        for traceback, group in itertools.groupby(jaxpr.eqns, lambda e: e.source_info.traceback):
+        for equation, variable in _alive_at_peak(jaxpr):
+            where = self._stack_in(around, traceback_of(equation), source).where
+            text = array_text(variable.aval.dtype, variable.aval.shape)
+            self._arrays[text, _bytes(variable.aval), where] += 1
+        for traceback, group in itertools.groupby(jaxpr.eqns, traceback_of):
             equations = [*group]
             if traceback not in stacks:
                 stacks[traceback] = self._stack_in(around, traceback, source)
@@ -214,8 +344,7 @@ class _Reader:
             self.n[stack] += n * len(equations)
             # The way back of a gradient goes through all lines again, and so does what
             # `jax.checkpoint` computes again.
-            names = str(equations[0].source_info.name_stack)
-            if "transpose(" not in names and "rematted" not in names:
+            if not is_backward(equations[0]):
                 visits[traceback] += 1
                 # The parts of one operation have one stack, too, but are hardly all alike.
                 alike = min(Counter([equation.primitive for equation in equations]).values())
@@ -225,12 +354,6 @@ class _Reader:
                 for each in _nested(equation):
                     # `jax.jit` names its equations, others that have a jaxpr don't.
                     nested[each, stack, "name" in equation.params] += n
-                for variable in equation.outvars:
-                    size = _bytes(variable.aval)
-                    # What a jaxpr returns is an output of the equation around, if of any.
-                    if size >= MANY_BYTES and variable not in jaxpr.outvars:
-                        text = array_text(variable.aval.dtype, variable.aval.shape)
-                        self.arrays.add(MadeArray(text, size, stack.where))
         for (each, stack, is_jitted), count in nested.items():
             source = source_of(each)
             if is_jitted and source and is_users(source[1]):
@@ -265,6 +388,15 @@ class _Reader:
         return stack
 
     # --- What is reported ---------------------------------------------------------------------
+
+    def largest_arrays(self) -> tuple[MadeArray, ...]:
+        """Return the temporary arrays that take most, summed by line and type."""
+        made = [
+            MadeArray(text, count * size, line, count)
+            for (text, size, line), count in self._arrays.items()
+            if count * size >= MANY_BYTES
+        ]
+        return tuple(sorted(made, key=lambda each: (-each.bytes, each.line))[:_MAX_ARRAYS])
 
     def lines(self, n: int) -> tuple[str, ...]:
         """Return the lines that make most equations, each with those that call it."""

@@ -1,5 +1,6 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -12,32 +13,40 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import jax.scipy
 
+from .._diagnostics.constants import MANY_BYTES
+from .._diagnostics.differences import causes_of
 from .._diagnostics.events import listeners
-from .._diagnostics.size import MANY_BYTES, Program
-from .._diagnostics.trace import COMPILING, Seconds, TraceList
+from .._diagnostics.record import COMPILING, Seconds
+from .._diagnostics.size import Program
+from .._diagnostics.trace import Trace, TraceList
 from .._html import block, page, paragraph, table
-from .._places import innermost_line
+from .._places import CallSite
 from .._text import bytes_text, times
+from .operations import Caller, caller_of
 from .timeline import ReportSpan, chrome_trace, spans_of
 
 # Fewer operations outside of any jit aren't worth a note.
 _MANY_OPERATIONS = 10
+# What a row names: functions that a line calls, and causes of traces.
+_MAX_SHOWN = 4
+# An operation that was compiled so often for another function of one code is worth a note.
+_MANY_FUNCTIONS = 3
 
 
 class ReportRow(NamedTuple):
-    """The cost of one function.
+    """The cost of one function, or of the operations that one line calls outside of any jit.
 
-    - `function`: its name.
+    - `function`: the function's name. For operations, the functions that the line calls and the
+        line, such as `optax.global_norm at train.py:31`.
     - `traces`: how often it was traced, or compiled once more without tracing.
     - `seconds`: how long that took, without what has another row: functions under `filter_jit`
         that were traced meanwhile, and what was compiled meanwhile.
     - `share`: the part of the report's total seconds, from 0 to 1.
     - `persistent_cache_hits`: how many of its programs came from JAX's persistent cache.
-    - `program`: its largest one; `None` for a function that isn't under eqxjit's `filter_jit`.
-    - `reason`: the most repeated reason for which it was traced again, and how often.
+    - `program`: its largest program; `None` for a function that isn't under eqxjit's
+        `filter_jit`.
+    - `reason`: why it was traced again: each cause of a tenth of its traces, and how often.
     """
 
     function: str
@@ -55,8 +64,9 @@ class ReportRow(NamedTuple):
         is_on = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
         return bool(is_on and self.program and self.program.calls_python)
 
+    @property
     def notes(self) -> list[str]:
-        """Return what to know about the program's size, its memory and the persistent cache."""
+        """What to know about the program's size, its memory and the persistent cache."""
         program = self.program
         if program is None:
             return []
@@ -65,11 +75,12 @@ class ReportRow(NamedTuple):
         notes += program.notes
         if program.memory is not None:
             n_bytes, saves = program.memory.temporaries, program.donation_saves
-            # XLA fuses others away.
-            arrays = [str(each) for each in program.largest_arrays if each.bytes <= n_bytes]
-            if arrays:
+            # XLA fuses larger ones away.
+            made = [each for each in program.largest_arrays if each.bytes <= n_bytes * each.number]
+            arrays = [str(each) for each in made]
+            if arrays and n_bytes >= MANY_BYTES:
                 notes.append(
-                    f"it takes {bytes_text(n_bytes)} on the way. The largest arrays: "
+                    f"it takes {bytes_text(n_bytes)} of temporaries. The largest arrays: "
                     f"{'; '.join(arrays)}. `jax.checkpoint` keeps fewer for a gradient; others may "
                     "be made block by block (`jax.lax.map` with `batch_size`)."
                 )
@@ -87,12 +98,13 @@ class ReportRow(NamedTuple):
 
 
 def _rows(spans: list[ReportSpan]) -> list[ReportRow]:
-    """Return a row for each function, the costliest first."""
-    by_function: dict[str, list[ReportSpan]] = defaultdict(list)
+    """Return a row for each function and each line of operations, the costliest first."""
+    groups: dict[Any, list[ReportSpan]] = defaultdict(list)
     for span in spans:
-        by_function[span.function].append(span)
+        line = span.called_by if span.operation else None
+        groups[span.function if line is None else line[:2]].append(span)
     rows, total_seconds = list[ReportRow](), _total_seconds(spans) or 1.0
-    for function, those in by_function.items():
+    for those in groups.values():
         seconds = Seconds()
         for span in those:
             spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
@@ -100,24 +112,56 @@ def _rows(spans: list[ReportSpan]) -> list[ReportRow]:
         # A program that is compiled for another device has no trace, nor has JAX's function.
         traces = _traces_of(those)
         programs = [program for trace in traces if (program := trace.program) is not None]
-        causes = Counter([d.cause for t in traces for d in (*t.differences, *t.recompiled)])
-        [(cause, n)] = causes.most_common(1) or [("", 1)]
+        n_traces = max(len(traces), sum([span.phase == COMPILING for span in those]))
         rows.append(
             ReportRow(
-                function=function,
-                traces=max(len(traces), sum([span.phase == COMPILING for span in those])),
+                function=_name_of(those),
+                traces=n_traces,
                 seconds=seconds,
                 share=seconds.total / total_seconds,
                 persistent_cache_hits=sum([span.from_persistent_cache for span in those]),
                 program=max(programs, key=lambda program: program.equations, default=None),
-                reason=f"{cause} ({times(n)})" if n > 1 else cause,
+                reason=_reason_of(traces, n_traces),
             )
         )
     return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
 
 
+def _name_of(those: list[ReportSpan]) -> str:
+    first = those[0]
+    if not first.operation or first.called_by is None:
+        return first.function
+    seconds = Counter[str]()
+    for span in those:
+        seconds[span.operation] += span.seconds  # type: ignore[assignment]
+    names = [name for name, _ in seconds.most_common(_MAX_SHOWN)]
+    more = ", ..." * (len(seconds) > _MAX_SHOWN)
+    return f"{', '.join(names)}{more} at {first.called_by}"
+
+
+def _reason_of(traces: TraceList, n_traces: int) -> str:
+    """Return each cause of a tenth of the traces, and how often it was one."""
+    causes = Counter[str]()
+    for trace in traces:
+        causes.update([*causes_of(trace.differences), *causes_of(trace.recompiled)])
+    return "; ".join(
+        f"{cause} ({times(n)})" if n > 1 else cause
+        for cause, n in causes.most_common(_MAX_SHOWN)
+        if n * 10 >= n_traces
+    )
+
+
 def _total_seconds(spans: list[ReportSpan]) -> float:
     return sum([span.seconds for span in spans if span.depth == 0])
+
+
+def _wall_seconds(spans: list[ReportSpan]) -> float:
+    """Return how long at least one thread was at it."""
+    seconds, end = 0.0, 0.0
+    for span in spans:
+        seconds += max(0.0, span.start + span.seconds - max(end, span.start))
+        end = max(end, span.start + span.seconds)
+    return seconds
 
 
 def _traces_of(spans: list[ReportSpan]) -> TraceList:
@@ -125,39 +169,42 @@ def _traces_of(spans: list[ReportSpan]) -> TraceList:
 
 
 def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
-    """Return remarks on operations outside of any function, and on functions that stand out."""
-    by_line: dict[Any, float] = defaultdict(float)
-    n = 0
+    """Return remarks on operations outside of any jit, and on functions that stand out."""
+    by_line: dict[Any, list[ReportSpan]] = defaultdict(list)
     for span in spans:
         # Phases of one function come one after another.
-        if span.depth == 0 and span.called_by and _is_operation(span.function):
-            by_line[span.called_by] += span.seconds
-            n += span.phase == COMPILING
+        if span.depth == 0 and span.called_by and span.operation:
+            by_line[span.called_by].append(span)
     notes: list[str] = []
-    share = sum(by_line.values()) / (_total_seconds(spans) or 1.0)
+    operations = [span for those in by_line.values() for span in those]
+    n = sum([span.phase == COMPILING for span in operations])
+    share = _total_seconds(operations) / (_total_seconds(spans) or 1.0)
     if n >= _MANY_OPERATIONS and share >= 0.25:
-        line = max(by_line, key=by_line.__getitem__)
+        line = max(by_line, key=lambda line: _total_seconds(by_line[line]))
         notes.append(
-            f"{share:.0%} of the time went into {n} operations outside of any jit, most of all by "
-            f"{line} (`{line.function}`): call them in a jitted function."
+            f"{share:.0%} of the compile time went into {n} operations outside of any jit, most of "
+            f"all by {line} (`{line.function}`): call them in a jitted function."
         )
-    return notes + [note for row in rows for note in row.notes()]
+    for line, those in by_line.items():
+        notes += _note_on_functions(line, those)
+    return notes + [note for row in rows for note in row.notes]
 
 
-def _is_operation(name: str) -> bool:
-    """Return whether JAX calls an operation so, as its events tell names alone.
-
-    A function of the user's under `jax.jit` that has the name of one, or a private name, counts,
-    too. That is rare, and the line that is named is right.
-    """
-    # Here, because importing SciPy's takes a while.
-    modules = (
-        *(jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random),
-        *(jax.scipy.linalg, jax.scipy.special),
-    )
-    # JAX's jitted helpers are called `_threefry_split`, say, and some primitives `scatter-add`.
-    public = name.replace("-", "_")
-    return name.startswith("_") or any(public in vars(module) for module in modules)
+def _note_on_functions(line: CallSite, those: list[ReportSpan]) -> list[str]:
+    """Return a note on an operation that is passed a new function each time, such as a body."""
+    numbers: dict[Any, set[int]] = defaultdict(set)
+    for span in those:
+        for code, number in span._functions:
+            numbers[span.operation, code].add(number)
+    for (operation, code), found in numbers.items():
+        if len(found) >= _MANY_FUNCTIONS:
+            return [
+                f"`{operation}` at {line} is compiled for each call, because each passes a new "
+                f"function: `{code.co_qualname.rpartition('<locals>.')[2]}` is another object "
+                f"({len(found)} so far). Define it once, or call `{operation}` in a jitted "
+                "function."
+            ]
+    return []
 
 
 class CompileReport:
@@ -178,11 +225,17 @@ class CompileReport:
 
     @property
     def total_seconds(self) -> float:
-        """The time that everything took, in seconds."""
+        """The time that everything took, in seconds. Threads add up."""
         return _total_seconds(self.spans)
 
+    @property
+    def wall_seconds(self) -> float:
+        """The time in which at least one thread was tracing, lowering or compiling, in seconds."""
+        return _wall_seconds(self.spans)
+
+    @property
     def notes(self) -> list[str]:
-        """Return remarks on functions that stand out, and on operations outside of any."""
+        """Remarks on functions that stand out, and on operations outside of any jit."""
         spans = self.spans
         return _notes(spans, _rows(spans))
 
@@ -224,6 +277,9 @@ class CompileReport:
         if not rows:
             return "Nothing was compiled.", [[]], []
         title = f"In all, {_total_seconds(spans):.3g} s of tracing, lowering and compiling"
+        n_threads = len({thread for thread, _ in self._events})
+        if n_threads > 1:
+            title += f" in {n_threads} threads, {_wall_seconds(spans):.3g} s of wall time"
         columns = [_columns(row) for row in rows]
         cells = [[*columns[0]], *[[*each.values()] for each in columns]]
         return title, cells, _notes(spans, rows)
@@ -258,7 +314,7 @@ def _columns(row: ReportRow) -> dict[str, str]:
         "size": f"{row.program.equations:,}" if row.program else "",
         "arguments": arguments,
         "outputs": outputs,
-        "on the way": temporaries,
+        "temporary": temporaries,
     }
 
 
@@ -269,8 +325,10 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
 
     def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
         when, thread = time.perf_counter() - begun - seconds, threading.current_thread().name
-        called_by = innermost_line(sys._getframe(1)) if record is None else None
-        span = ReportSpan(function, phase, when, seconds, thread, from_cache, record, called_by)
+        line, operation, functions = caller_of(function) if record is None else Caller(None)
+        trace = None if record is None else Trace(record)
+        span = ReportSpan(function, phase, when, seconds, thread, from_cache, trace, line)
+        span = dataclasses.replace(span, operation=operation, _functions=functions)
         report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)
@@ -281,13 +339,17 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
 
 
 @contextmanager
-def compile_report() -> Iterator[CompileReport]:
+def compile_report(*, print: bool = True) -> Iterator[CompileReport]:
     """Print one table of everything that is compiled inside it, the costliest function first.
 
     It includes nested functions, and also `jax.jit` functions and operations of JAX, unless they
-    are traced as part of another function. The seconds of a function leave out functions under
-    `filter_jit` that are traced within its trace, because these have rows of theirs. Threads add
-    up.
+    are traced as part of another function. Operations outside of any jit have one row for each of
+    your lines. The seconds of a function leave out functions under `filter_jit` that are traced
+    within its trace, because these have rows of theirs. Threads add up.
+
+    **Arguments:**
+
+    - `print`: whether to print the table at the end.
 
     It yields a `CompileReport`, with `rows`, `spans` and `save`, which can be read at any time. In
     a notebook the cell shows the table as HTML.
@@ -314,11 +376,13 @@ def compile_report() -> Iterator[CompileReport]:
         with recording(report):
             yield report
     finally:
-        show(report)
+        if print:
+            show(report)
 
 
 def show(report: Any) -> None:
     """Print a report, or have a notebook show it."""
+    # Not imported, because without it there is no notebook.
     ipython = sys.modules.get("IPython")
     if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
         from IPython.display import display

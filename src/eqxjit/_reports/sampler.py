@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from .._places import CallSite, is_jax, is_users
+from .._places import CallSite, is_jaxs, is_users
 
 KINDS = CALLS, COMPILING, OPERATIONS, WAITING, MOVING, PYTHON = (
     *("jitted calls", "tracing and compiling", "operations outside jit", "waiting"),
@@ -199,7 +199,7 @@ def _user_frame(frame: types.FrameType | None) -> tuple[CallSite, types.CodeType
         code = frame.f_code
         if is_users(code.co_filename):
             return CallSite(code.co_filename, frame.f_lineno, code.co_qualname), of_jax
-        if is_jax(code.co_filename):
+        if is_jaxs(code.co_filename):
             of_jax = code
         frame = frame.f_back
     return CallSite("<unknown>", 0), of_jax

@@ -22,7 +22,8 @@ import numpy as np
 from .._compat import UpstreamWrapper, connect, is_transforming, native, upstream_filter_jit
 from .._core.wrapper import JitFunction
 from .._diagnostics.events import listeners
-from .._diagnostics.trace import TRACING, Trace
+from .._diagnostics.record import TRACING, TraceRecord
+from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, innermost_line, place_of, trim, wrapped_by
 from .._spec.static_key import CONSTANTS
 from .._spec.tree import combine, split
@@ -521,11 +522,13 @@ class Swap:
 
     # --- What JAX compiles outside of jitted functions ----------------------------------------
 
-    def _observe(self, name: str, phase: str, seconds: float, _: bool, trace: Trace | None) -> None:
+    def _observe(
+        self, name: str, phase: str, seconds: float, _: bool, trace: TraceRecord | None
+    ) -> None:
         if self.thread.is_inside:
             self.thread.has_compiled = True
             if trace is not None and phase == TRACING:
-                self.thread.traces += (trace,)
+                self.thread.traces += (Trace(trace),)
         elif threading.get_ident() == self.main:
             line = innermost_line(sys._getframe(1))
             moved = self.sampler.compiled(time.perf_counter() - seconds, line)

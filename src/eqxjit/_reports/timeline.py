@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import os
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from .._places import CallSite
 class ReportSpan:
     """One phase of one function: an interval of the timeline.
 
-    - `function`: its name.
+    - `function`: its name; for an operation outside of any jit, JAX's name.
     - `phase`: `"tracing"`, `"lowering"` or `"compiling"`.
     - `start`, `seconds`: when it began, from the beginning of the report, and how long it took,
         with all that is nested in it.
@@ -22,8 +23,9 @@ class ReportSpan:
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `trace`: the `Trace` that it was for, with the reason for it; `None` for a function that isn't
         under eqxjit's `filter_jit`.
-    - `called_by`: the user's line that called a function without a `trace`, such as an
-        operation outside of any jit.
+    - `called_by`: the user's line that called a function without a `trace`.
+    - `operation`: the function that this line called outside of any jit, such as
+        `optax.global_norm`; empty for a jitted function.
     - `depth`: how many spans it is nested in.
     - `nested_seconds`: how much of `seconds` its nested spans took.
     """
@@ -36,20 +38,23 @@ class ReportSpan:
     from_persistent_cache: bool
     trace: Trace | None
     called_by: CallSite | None
+    operation: str = ""
     depth: int = 0
     nested_seconds: float = 0.0
+    # The user's functions that the operation was passed, as of `Caller`.
+    _functions: tuple[tuple[types.CodeType, int], ...] = ()
 
     @property
     def reason(self) -> str:
-        """Why it was made; empty for a function that isn't under `filter_jit`."""
+        """Why the function was traced; empty if it isn't under eqxjit's `filter_jit`."""
         return "" if self.trace is None else self.trace.reason
 
 
 def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
     """Return the spans of phases that ended, by their start, from their threads and times."""
     spans: list[ReportSpan] = []
-    # By thread, the spans around an event, outside in. A thread's phases end inside out: backwards,
-    # each comes right after those that it is nested in.
+    # For each thread, the spans around an event, outermost first. Inner phases end before outer
+    # ones, so in reverse each event follows those that it is nested in.
     around: dict[int, list[ReportSpan]] = collections.defaultdict(list)
     for thread, event in reversed(events):
         outer = around[thread]
@@ -57,6 +62,9 @@ def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
         while outer and event.start + event.seconds / 2 <= outer[-1].start:
             outer.pop()
         span = dataclasses.replace(event, depth=len(outer))
+        if outer and span.trace is not None and span.trace.is_internal:
+            # A library's own function, as a part of a program: nobody knows its name.
+            continue
         if outer:
             span.start = max(event.start, outer[-1].start)
             span.seconds -= span.start - event.start

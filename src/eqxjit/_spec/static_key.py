@@ -3,8 +3,9 @@
 Unlike `==`, by which `equinox.filter_jit` compares, keys tell `1` from `True` and `1.0`, `0.0` from
 `-0.0`, and one order of a dict's items from another, also inside of builtin containers, dataclasses
 with a generated `__eq__` and Modules; and NaN equals NaN. A container is copied into its key, so
-that a later change in place shows. For all else the type, its `hash` and its `==` decide, in this
-order, as in a look-up in a dict.
+that a later change in place shows. What Python compares by identity is compared by identity here:
+an object without an `__eq__`, and the `__self__` of a method. For all else the type, its `hash` and
+its `==` decide, in this order, as in a lookup in a dict.
 """
 
 import collections
@@ -15,14 +16,14 @@ import math
 import struct
 import types
 import weakref
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from .._compat import ArrayImpl, fields_of, native
+from .._compat import ArrayImpl, fields_of, has_generated_eq, native
 
 #: Static containers of more entries, nested ones included, are compared as in Equinox: the very
 #: object counts as unchanged, another one is asked by `==`. A warm call looks at each entry.
@@ -39,12 +40,14 @@ CONSTANTS = THEMSELVES | {bool, float, complex}
 
 
 class Opaque:
-    """The key of an object that its type, its `hash` and its `==` tell from others.
+    """The key of an object that isn't read into parts. It keeps the object alive.
 
     - `value`: the object.
     - `identity_suffices`: whether the very object counts as unchanged, without a `hash`.
-    - `content`: what an array held when this was made; None for other objects.
-    - `hash`: None for an object that can't be hashed.
+    - `content`: stands for the object in comparisons. For an array, what it held when the key was
+        made. For an object that is compared by identity, its `id`, which no other object can get
+        as long as the key lives. None for an object whose `hash` and `==` decide.
+    - `hash`: the hash of the object or of its `content`; None for an object that has no hash.
     """
 
     __slots__ = ("content", "hash", "identity_suffices", "value")
@@ -54,7 +57,8 @@ class Opaque:
         self.identity_suffices = identity_suffices
         self.content = content
         try:
-            # Of an array what its owner can't change in place: the very object stays found.
+            # The hash of an array covers its dtype and shape alone, not the numbers that its owner
+            # may change in place: the very array stays found.
             self.hash = hash(value if content is None else content[:2])
         except TypeError:
             # Python's way to say that something has no hash, as a tuple of lists hasn't.
@@ -74,6 +78,26 @@ class Opaque:
         if self.content is not None:
             return other.content == self.content
         return other.value is self.value or bool(other.value == self.value)
+
+    @property
+    def has_hash(self) -> bool:
+        """Whether the object was hashed when the key was made."""
+        return self.content is None and self.hash is not None
+
+    @property
+    def is_changeable(self) -> bool:
+        """Whether the key stands for the content of a NumPy array, which may change in place."""
+        has_content = self.content is not None and len(self.content) > 1
+        return has_content and type(self.value) is not ArrayImpl
+
+    def identify(self) -> None:
+        """Have the key equal its very object alone from now on.
+
+        The very array counts as unchanged whatever its owner writes into it, so a program that is
+        traced later may hold other numbers than the key says. That program must not serve other
+        arrays that equal what this array once held.
+        """
+        self.content = (id(self.value),)
 
 
 class IdentityRef(weakref.ref[Any]):
@@ -157,8 +181,10 @@ def _keys(parts: Collection[Any], left: list[int]) -> list[Hashable]:
 
 
 def _by_identity(value: Any) -> Hashable:
-    # An `object()` has no weak references: its `==` is by identity all the same.
-    return IdentityRef(value) if type(value).__weakrefoffset__ else Opaque(value, True)
+    if type(value).__weakrefoffset__:
+        return IdentityRef(value)
+    # The class has no weak references, as `object`, named tuples and classes with `__slots__`.
+    return Opaque(value, True, (id(value),))
 
 
 # --- What is read of an object, for its key -------------------------------------------------------
@@ -215,10 +241,12 @@ def _array(value: Any, left: list[int]) -> Hashable:
     if not is_known or not isinstance(value.dtype, np.dtype) or value.dtype.hasobject:
         # A mask, say, or a mapped file: what else tells it apart isn't clear.
         return _by_identity(value)
-    digest = hashlib.blake2b(np.asarray(value).tobytes()).digest()
-    return Opaque(
-        value, True, (value.dtype, value.shape, digest, getattr(value, "weak_type", None))
-    )
+    return Opaque(value, True, _content(value))
+
+
+def _content(array: Any) -> tuple[Any, ...]:
+    digest = hashlib.blake2b(np.asarray(array).tobytes()).digest()
+    return array.dtype, array.shape, digest, getattr(array, "weak_type", None)
 
 
 def _module(value: eqx.Module, left: list[int]) -> Hashable:
@@ -262,23 +290,54 @@ def _reader_of_class(kind: type) -> _Reader | None:
     if owner in _READERS:
         # A subclass that keeps its base's `==` is looked into as that is.
         return _READERS[owner]
-    # `dataclasses` defines its methods in a function of this name, and leaves a user's alone.
-    name = getattr(getattr(kind.__eq__, "__code__", None), "co_qualname", "")
-    if name != "__create_fn__.<locals>.__eq__" or "__dataclass_fields__" not in vars(owner):
+    if not has_generated_eq(owner):
         return None
     return _fields(tuple([field.name for field in dataclasses.fields(owner) if field.compare]))
 
 
 def referents(key: Hashable) -> list[Any]:
     """Return the living objects to which a key, or a spec, refers weakly."""
-    found: list[Any] = []
+    found = [part() for part in _parts(key) if isinstance(part, weakref.ref)]
+    return [value for value in found if value is not None]
+
+
+def changeable(key: Hashable) -> list[Opaque]:
+    """Return the keys within a key, or a spec, that stand for the content of a NumPy array."""
+    return [part for part in _parts(key) if type(part) is Opaque and part.is_changeable]
+
+
+def check_unchanged(keys: Sequence[Opaque]) -> None:
+    """Have each key of an array that was changed in place equal that very array alone."""
+    for key in keys:
+        if key.is_changeable and key.content != _content(key.value):
+            key.identify()
+
+
+def interchangeable(value: Any, other: Any) -> bool:
+    """Return whether one object can stand for the other in an output. Runs no `==` of a user's.
+
+    True for the very object, and for equal constants and tuples of them.
+    """
+    kind = type(value)
+    if value is other:
+        return True
+    if kind is not type(other):
+        return False
+    if kind in CONSTANTS:
+        return static_key(value) == static_key(other)
+    # Many nodes have a tuple as metadata. A list isn't interchangeable, because its owner may
+    # change it later.
+    return kind is tuple and len(value) == len(other) and all(map(interchangeable, value, other))
+
+
+def _parts(key: Hashable) -> Iterator[Any]:
+    """Yield what a key, or a spec, consists of."""
     pending: list[Any] = [key]
     while pending:
         part = pending.pop()
         if type(part) is tuple or type(part) is frozenset:
             pending.extend(part)
-        elif isinstance(part, weakref.ref):
-            found.append(part())
         elif isinstance(part, Static):
             pending.append(part.key)
-    return [value for value in found if value is not None]
+        else:
+            yield part

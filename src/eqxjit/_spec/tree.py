@@ -12,20 +12,22 @@ explanations.
 import dataclasses
 import functools
 import types
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import default_registry, keystr
+from jax.tree_util import default_registry, keystr, tree_structure
+from jaxtyping import PyTree
 
 from .._compat import (
     ArrayImpl,
     copy_in_tracer,
     fields_of,
     flatten_one_level,
+    has_generated_new,
     registered_nodes,
     unflatten_node,
     wrapped_by_tracer,
@@ -88,9 +90,7 @@ def _named_tuple_aux(kind: Any) -> bool | None:
     """Return the aux of a class of named tuples; None for other classes."""
     if not hasattr(kind, "_fields"):
         return None
-    # As `collections.namedtuple` makes it.
-    module = getattr(kind.__new__, "__module__", None) or ""
-    return kind.__bases__ == (tuple,) and module.startswith("namedtuple_")
+    return kind.__bases__ == (tuple,) and has_generated_new(kind)
 
 
 # --- Taking apart ---------------------------------------------------------------------------------
@@ -100,107 +100,189 @@ def _named_tuple_aux(kind: Any) -> bool | None:
 Parts = tuple[Spec, list[Any], list[Any]]
 
 
-def split(tree: Any, is_input: bool = True, more_arrays: tuple[type, ...] = ()) -> Parts:
+def split(
+    tree: PyTree,
+    is_input: bool = True,
+    more_arrays: tuple[type, ...] = (),
+    key_of: Callable[[Any], Hashable] = static_key,
+) -> Parts:
     """Take a pytree apart in one pass: return its spec, its arrays and its static objects.
 
     Arrays are those of `equinox.is_array`, and leaves of the classes `more_arrays`. Static leaves
-    of an input must be hashable, as Equinox asks of arguments. Raises whatever a flatten or a
-    `__hash__` of the user's raises, and a `RecursionError` for a tree that contains itself or is
-    too deep.
+    of an input must be hashable, as Equinox asks of arguments. The spec has `key_of(value)` for
+    each static object that isn't a constant.
+
+    Raises whatever a flatten or a `__hash__` of the user's raises, and a `RecursionError` for a
+    tree that contains itself or is too deep; `failed_levels` tells where.
     """
-    arrays: list[Any] = []
-    statics: list[Any] = []
-    return _split(tree, arrays, statics, is_input, more_arrays), arrays, statics
+    splitter = _Splitter(is_input, more_arrays, key_of)
+    return splitter.split(tree), splitter.arrays, splitter.statics
 
 
-def _split(
-    value: Any,
-    arrays: list[Any],
-    statics: list[Any],
-    is_input: bool,
-    more_arrays: tuple[type, ...],
-) -> Spec:
-    # One function, because each level of a deep tree takes as many frames as there are calls here.
-    kind = type(value)
-    if kind is ArrayImpl:
-        arrays.append(value)
-        return ARRAY
-    if kind in CONSTANTS:
-        if value is None:
+# What `split` finds in a node: its spec without children, its children, and its static fields.
+_Opened = tuple[list[Any], Iterable[Any], Sequence[Any]]
+
+
+class _Splitter:
+    """Takes one tree apart.
+
+    - `arrays`, `statics`: the arrays and the static objects found so far.
+    """
+
+    __slots__ = ("_is_input", "_key_of", "_more_arrays", "arrays", "statics")
+
+    def __init__(
+        self,
+        is_input: bool,
+        more_arrays: tuple[type, ...],
+        key_of: Callable[[Any], Hashable],
+    ):
+        self.arrays: list[Any] = []
+        self.statics: list[Any] = []
+        self._is_input = is_input
+        self._more_arrays = more_arrays
+        self._key_of = key_of
+
+    def split(self, value: Any) -> Spec:
+        """Return the spec of a tree, and collect its arrays and static objects."""
+        kind = type(value)
+        if kind is ArrayImpl:
+            self.arrays.append(value)
+            return ARRAY
+        if kind in CONSTANTS:
+            if value is None:
+                return None
+            self.statics.append(value)
+            return Static(value if kind in THEMSELVES else static_key(value))
+        spec: list[Any] | None = None
+        try:
+            opened = self._open(value, kind)
+            if opened is None:
+                return self._leaf(value, kind)
+            spec, children, fixed = opened
+            # A deep tree takes one frame for each level, because children are split right here.
+            for child in children:
+                if type(child) is ArrayImpl:
+                    self.arrays.append(child)
+                    spec.append(ARRAY)
+                else:
+                    spec.append(None if child is None else self.split(child))
+            # JAX doesn't look into static fields: whatever is there is one static object.
+            for child in fixed:
+                self.statics.append(child)
+                spec.append(Static(child) if type(child) in THEMSELVES else self._static(child))
+        except Exception as error:
+            _add_level(error, FailedLevel(value, spec))
+            raise
+        return tuple(spec)
+
+    def _open(self, value: Any, kind: type) -> _Opened | None:
+        """Return what is in a node; `None` for a leaf."""
+        if kind is tuple or kind is list:
+            return [SEQUENCE, kind, None], value, ()
+        if (
+            issubclass(type(kind), _MODULE_METACLASS)
+            and (fields := module_fields(kind)) is not None
+            # A Module may lack a field, or have more of them, such as a wrapper's `__doc__`. Then
+            # JAX's registry takes it apart.
+            and (found := fields_of(value)).keys() == fields[1]
+        ):
+            names, _, n_dynamic = fields
+            values = [*map(found.__getitem__, names)]
+            return [MODULE, kind, names], values[:n_dynamic], values[n_dynamic:]
+        if kind is dict and {*map(type, value)} <= {str}:
+            # In the order of the keys, as JAX has it. A dict with other keys is a `NODE`.
+            keys = tuple(sorted(value))
+            return [DICT, dict, keys], [value[key] for key in keys], ()
+        # Most static leaves of a model are functions, such as activations.
+        if kind is types.FunctionType or kind in ARRAY_CLASSES:
             return None
-        statics.append(value)
-        return Static(value if kind in THEMSELVES else static_key(value))
-    fixed: Sequence[Any] = ()
-    if kind is tuple or kind is list:
-        spec, below = [SEQUENCE, kind, None], value
-    elif (
-        issubclass(type(kind), _MODULE_METACLASS)
-        and (fields := module_fields(kind)) is not None
-        # One may lack a field, or have others, as a wrapper's `__doc__`.
-        and (found := fields_of(value)).keys() == fields[1]
-    ):
-        names, _, n = fields
-        values = [*map(found.__getitem__, names)]
-        spec, below, fixed = [MODULE, kind, names], values[:n], values[n:]
-    # A dict with other keys is a node, whose metadata are its keys and their types.
-    elif kind is dict and {*map(type, value)} <= {str}:
-        # As JAX does: arrays come in its order.
-        keys = tuple(sorted(value))
-        spec, below = [DICT, dict, keys], [value[key] for key in keys]
-    # Activations and the like are most static leaves of a model.
-    elif kind is types.FunctionType:
-        return _split_leaf(value, statics, is_input)
-    elif kind in ARRAY_CLASSES:
-        arrays.append(value)
-        return ARRAY
-    elif (
-        issubclass(kind, tuple)
-        and (aux := _named_tuple_aux(kind)) is not None
-        # It may be registered after its first use.
-        and kind not in registered_nodes
-    ):
-        spec, below = [SEQUENCE, kind, aux], tuple.__iter__(value)
-    else:
-        # All else may be a node of a registered class, and may become one between two calls.
+        if (
+            issubclass(kind, tuple)
+            and (aux := _named_tuple_aux(kind)) is not None
+            # The class may be registered after its first use.
+            and kind not in registered_nodes
+        ):
+            return [SEQUENCE, kind, aux], tuple.__iter__(value), ()
+        # Any other class may be registered as a node, and may become one between two calls.
         flat = flatten_one_level(value)
         if flat is None:
-            if eqx.is_array(value) or isinstance(value, more_arrays):
-                arrays.append(value)
-                return ARRAY
-            return _split_leaf(value, statics, is_input)
-        below, metadata = flat
-        statics.append(metadata)
-        spec = [NODE, kind, Static(static_key(metadata))]
-    for child in below:
-        if type(child) is ArrayImpl:
-            arrays.append(child)
-            spec.append(ARRAY)
-        elif child is None:
-            spec.append(None)
-        else:
-            spec.append(_split(child, arrays, statics, is_input, more_arrays))
-    # JAX doesn't look into static fields: whatever is there is one static object.
-    for child in fixed:
-        statics.append(child)
-        spec.append(Static(child if type(child) in THEMSELVES else static_key(child)))
-    return tuple(spec)
+            return None
+        children, metadata = flat
+        self.statics.append(metadata)
+        return [NODE, kind, self._static(metadata)], children, ()
+
+    def _leaf(self, value: Any, kind: type) -> Spec:
+        ask = kind not in _NEVER_NODES
+        is_array = kind in ARRAY_CLASSES or (
+            ask and (eqx.is_array(value) or isinstance(value, self._more_arrays))
+        )
+        if is_array:
+            self.arrays.append(value)
+            return ARRAY
+        # Not `hasattr`, because a metaclass may have a say in it.
+        if ask and any("__next__" in vars(base) for base in kind.__mro__):
+            # JAX warns of generators, `zip`, `map` and some other iterators, which it is going to
+            # reject. Nothing is taken from them.
+            tree_structure(value)
+        static = self._static(value, ask)
+        key = static.key
+        if ask and self._is_input and (type(key) is not Opaque or not key.has_hash):
+            # Equinox rejects what can't be hashed, so that nothing here changes unseen.
+            self._check_hash(value)
+        self.statics.append(value)
+        return static
+
+    def _static(self, value: Any, ask: bool = False) -> Any:
+        """Return the part of a spec that stands for a static object."""
+        try:
+            return Static(self._key_of(value), ask)
+        except Exception as error:
+            _add_level(error, FailedLevel(value, None, is_static=True))
+            raise
+
+    def _check_hash(self, value: Any) -> None:
+        try:
+            hash(value)
+        except Exception as error:
+            _add_level(error, FailedLevel(value, None, is_static=True))
+            raise
 
 
-def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
-    kind = type(value)
-    ask = kind not in _NEVER_NODES
-    key = static_key(value)
-    if ask and is_input and (type(key) is not Opaque or key.hash is None):
-        # Equinox refuses what can't be hashed, so that nothing here changes unseen.
-        hash(value)
-    statics.append(value)
-    return Static(key, ask)
+# --- Where taking apart failed --------------------------------------------------------------------
+
+
+class FailedLevel(NamedTuple):
+    """A level of a tree whose `split` failed.
+
+    - `value`: the node, or the static object.
+    - `spec`: the spec of a node up to the child that failed; `None` if the node itself failed.
+    - `is_static`: whether taking the key of a static object failed.
+    """
+
+    value: Any
+    spec: Sequence[Any] | None
+    is_static: bool = False
+
+
+# The name under which an exception has its levels, innermost first. Each level adds itself as the
+# exception passes it, because to take the tree apart again would run the user's code again.
+_LEVELS = "__eqxjit_levels__"
+
+
+def _add_level(error: Exception, level: FailedLevel) -> None:
+    vars(error).setdefault(_LEVELS, []).append(level)
+
+
+def failed_levels(error: Exception) -> list[FailedLevel]:
+    """Return the levels at which a `split` failed, innermost first; the error then forgets them."""
+    return vars(error).pop(_LEVELS, [])
 
 
 # --- Putting together -----------------------------------------------------------------------------
 
 
-def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
+def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree:
     """Put a pytree together from its arrays and static objects: the reverse of `split`."""
     if spec is ARRAY:
         return next(arrays)

@@ -1,0 +1,181 @@
+"""Finds the arrays that a program captured: its constants, with their names in the user's code.
+
+A function that reads an array from a closure or a global variable has that array as a constant. JAX
+copies it into each program, and XLA may compute with it at compile time.
+"""
+
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+from jax.extend.core import ClosedJaxpr, Var
+from jax.tree_util import keystr
+
+from .._compat import stack_of, traceback_of
+from .._places import captured, is_users, is_users_module, line_of, location, wrapped_by
+from .._spec.tree import is_array
+from .._text import bytes_text
+from .description import array_text
+
+#: A note says what to do about captured arrays of so many bytes in all.
+MANY_BYTES = 2**20
+# The names of no more objects are looked up.
+_MAX_OBJECTS = 10_000
+
+
+class CapturedArray(NamedTuple):
+    """An array that a program captured, as a constant.
+
+    - `name`: what the user's code calls it, such as `optics.cube`; empty if that wasn't found.
+    - `type`: its dtype and shape, such as `float32[256,256]`.
+    - `bytes`: its size.
+    - `line`: the user's line that uses it first, such as `train.py:31`; empty for a library's.
+    """
+
+    name: str
+    type: str
+    bytes: int
+    line: str
+
+    def __str__(self) -> str:
+        name = f"`{self.name}` " if self.name else "an array "
+        line = f", used at {self.line}" if self.line else ""
+        return f"{name}{self.type} ({bytes_text(self.bytes)}{line})"
+
+
+def note_on(constants: Iterable[CapturedArray]) -> str:
+    """Return what to do about captured arrays; empty if they are small."""
+    constants = [*constants]
+    if sum([each.bytes for each in constants]) < MANY_BYTES:
+        return ""
+    large = [each for each in constants if each.bytes * 10 >= constants[0].bytes][:3]
+    shown = [
+        f"{f'`{each.name}` ' if each.name else ''}{each.type}, {bytes_text(each.bytes)}"
+        for each in large
+    ]
+    what = "it as an argument" if len(large) == 1 else "them as arguments"
+    lines = [*dict.fromkeys(each.line for each in large if each.line)]
+    used = f" (used at {', '.join(lines)})" if lines else ""
+    return f"closes over {'; '.join(shown)}: pass {what}, or each program holds a copy{used}."
+
+
+def constants_of(jaxpr: Any, roots: Iterable[Any]) -> tuple[CapturedArray, ...]:
+    """Return the arrays that a program captured, the largest first.
+
+    `roots` are the objects among which the names are looked for: the function, and static
+    arguments.
+    """
+    found: dict[int, tuple[Any, str]] = {}
+    for array, equation in _captured_in(jaxpr):
+        found.setdefault(id(array), (array, _line_of(equation)))
+    if not found:
+        return ()
+    names = _Names(roots)
+    made = [
+        CapturedArray(
+            names.of(array), array_text(array.dtype, array.shape), int(array.nbytes), line
+        )
+        for array, line in found.values()
+    ]
+    return tuple(sorted(made, key=lambda each: -each.bytes))
+
+
+def _captured_in(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each constant with the first equation that uses it, or None."""
+    pending: list[tuple[Any, Any]] = [(jaxpr, None)]
+    while pending:
+        closed, around = pending.pop()
+        constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=False))
+        for equation in closed.jaxpr.eqns:
+            if constants:
+                for variable in equation.invars:
+                    # A literal can't be hashed.
+                    if isinstance(variable, Var):
+                        array = constants.pop(variable, None)
+                        if array is not None and hasattr(array, "nbytes"):
+                            yield array, equation
+            for value in equation.params.values():
+                for each in value if isinstance(value, (tuple, list)) else (value,):
+                    if isinstance(each, ClosedJaxpr):
+                        pending.append((each, equation))
+        # What is only returned.
+        for array in constants.values():
+            if hasattr(array, "nbytes"):
+                yield array, around
+
+
+def _line_of(equation: Any) -> str:
+    for code, offset in stack_of(traceback_of(equation)):
+        if is_users(code.co_filename):
+            return location(code.co_filename, line_of(code, offset))
+    return ""
+
+
+class _Names:
+    """The names of arrays in the variables that functions read."""
+
+    def __init__(self, roots: Iterable[Any]):
+        self._by_id: dict[int, str] = {}
+        self._by_type: dict[str, set[str]] = {}
+        self._seen: set[int] = set()
+        # Closures first: they are the nearest.
+        self._pending: list[tuple[str, Any]] = [("", root) for root in roots]
+        while self._pending and len(self._seen) < _MAX_OBJECTS:
+            self._visit(*self._pending.pop(0))
+
+    def of(self, array: Any) -> str:
+        """Return the name of a captured array; empty without one."""
+        name = self._by_id.get(id(array))
+        if name is None:
+            # JAX keeps NumPy arrays as copies of its own.
+            names = self._by_type.get(array_text(array.dtype, array.shape), set())
+            name = min(names) if len(names) == 1 else ""
+        return name
+
+    def _visit(self, name: str, value: Any) -> None:
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if is_array(value):
+            self._by_id[id(value)] = name
+            canonical = jax.dtypes.canonicalize_dtype(value.dtype)
+            self._by_type.setdefault(array_text(canonical, value.shape), set()).add(name)
+        elif isinstance(value, (eqx.Module, tuple, list, dict)):
+            leaves = jax.tree_util.tree_flatten_with_path(value)[0]
+            self._pending += [(name + keystr(path), leaf) for path, leaf in leaves]
+            if isinstance(value, eqx.Module) and is_users_module(type(value).__module__):
+                self._pending.append(("", type(value).__call__)) if callable(value) else None
+        elif callable(value):
+            for each in wrapped_by(value):
+                if isinstance(each, types.MethodType):
+                    self._pending.append(("self", each.__self__))
+                elif isinstance(each, types.FunctionType):
+                    self._pending += _variables_of(each)
+                elif each is not value:
+                    self._pending.append((name, each))
+        if is_users_module(type(value).__module__) and not isinstance(value, eqx.Module):
+            held = getattr(value, "__dict__", {})
+            self._pending += [(f"{name}.{key}".lstrip("."), each) for key, each in held.items()]
+
+
+def _variables_of(fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that a function of the user's reads from around it."""
+    yield from captured(fun)
+    if not is_users(fun.__code__.co_filename):
+        return
+    codes = [fun.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in code.co_names:
+            value = fun.__globals__.get(name)
+            if isinstance(value, types.ModuleType):
+                # Of another module of the user's, what the function reads.
+                if is_users_module(value.__name__):
+                    for attribute in code.co_names:
+                        if attribute in vars(value):
+                            yield f"{name}.{attribute}", vars(value)[attribute]
+            elif value is not None:
+                yield name, value

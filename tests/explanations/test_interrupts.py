@@ -1,0 +1,144 @@
+"""A description asks the user's objects: what they raise is no error, what a handler raises is."""
+
+import functools
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+
+X = jnp.arange(3.0)
+
+
+class Timeout(Exception):
+    pass
+
+
+def plain(signum, frame):
+    raise Timeout
+
+
+def any_arguments(*_):
+    raise Timeout
+
+
+def with_reset(signum, frame):
+    # As timeout decorators do.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    raise Timeout
+
+
+def by_another(signum, frame):
+    any_arguments()
+
+
+class Handler:
+    def __call__(self, signum, frame):
+        raise Timeout
+
+    def method(self, signum, frame):
+        raise Timeout
+
+
+def with_more(more, signum, frame):
+    raise Timeout
+
+
+HANDLERS = {
+    "function": plain,
+    "any arguments": any_arguments,
+    "reset": with_reset,
+    "by another": by_another,
+    "lambda": lambda signum, frame: plain(signum, frame),
+    "instance": Handler(),
+    "method": Handler().method,
+    "partial": functools.partial(with_more, 1),
+}
+
+
+def wait():
+    """Wait as code does that a signal interrupts: a moment at a time."""
+    end = time.perf_counter() + 5
+    while time.perf_counter() < end:
+        pass
+    raise AssertionError("no signal came")
+
+
+class SlowRepr:
+    waits = True
+
+    def __repr__(self):
+        self.interrupt()
+        return "slow"
+
+    def interrupt(self):
+        if self.waits:
+            self.waits = False
+            # Now, because a timer might end before.
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            wait()
+
+    def __eq__(self, other):
+        return type(other) is type(self)
+
+    def __hash__(self):
+        return 0
+
+
+class SlowName(SlowRepr):
+    __repr__ = object.__repr__
+
+    def __getattr__(self, name):
+        if name == "__wrapped__":
+            self.interrupt()
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("slow", [SlowRepr, SlowName])
+@pytest.mark.parametrize("name", HANDLERS)
+def test_what_a_signal_handler_raises_arrives(name, slow):
+    before = signal.signal(signal.SIGALRM, HANDLERS[name])
+    f = eqxjit.filter_jit(lambda x, slow: x + 1)
+    try:
+        with pytest.raises(Timeout):
+            f(X, slow())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    other = slow()
+    other.waits = False
+    assert f(X, other)[0] == 1
+
+
+class Refusing:
+    """Refuses all that it can be asked for."""
+
+    def __repr__(self):
+        raise RuntimeError
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+class RefusingNumbers(Refusing):
+    def __repr__(self):
+        raise Timeout(signal.SIGALRM)
+
+
+@pytest.mark.parametrize("kind", [Refusing, RefusingNumbers])
+def test_what_the_users_objects_raise_is_not_the_calls(kind):
+    f = eqxjit.filter_jit(lambda x, own: x + 1)
+    assert f(X, kind())[0] == 1
+    assert f.traces()[0].arguments["own"] == "object"
+
+
+def test_an_error_of_a_description_is_not_hidden(monkeypatch):
+    """Errors of our own aren't the user's objects'."""
+    f = eqxjit.filter_jit(lambda x, own: x + 1)
+    # No code of the user's runs where an array is described.
+    monkeypatch.setattr(jax.sharding, "NamedSharding", None)
+    with pytest.raises(TypeError, match="isinstance"):
+        f(jnp.ones((3, 1, 4, 1, 5)), 1)
