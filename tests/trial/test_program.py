@@ -16,7 +16,7 @@ PROGRAM = """
         return 2 * x
 
     if __name__ == "__main__":
-        for _ in range(50):
+        for _ in range(3000):
             x = double(jnp.ones(3))
         print("arguments:", sys.argv[1:])
 """
@@ -71,7 +71,7 @@ def test_what_was_seen_is_printed_however_it_ends(tmp_path, ending, status, mess
     result = run(tmp_path, program, "train.py")
     assert result.returncode in (status, 130 if status < 0 else status), result.stderr
     assert message in result.stderr
-    assert "50 calls" in result.stdout or "equal, bit for bit" in result.stdout
+    assert "equal, bit for bit" in result.stdout
 
 
 def test_status_1_tells_that_results_differ(tmp_path):
@@ -131,7 +131,7 @@ def test_two_swapped_arrays_in_a_fast_path_are_found_on_an_example(tmp_path, nat
         else:
             fast = make.native.Fast
             class Native:
-                Fast = staticmethod(lambda entry, jitted, *rest: fast(entry, Swapped(jitted), *rest))
+                Fast = staticmethod(lambda entry, f, *rest: fast(entry, Swapped(f), *rest))
                 __getattr__ = lambda self, name: getattr(_compat.native, name)
             make.native = Native()
         __main__.main(["--trial", "-m", "bench.examples.replay_buffer", "--steps", "400"])

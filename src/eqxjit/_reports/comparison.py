@@ -41,7 +41,8 @@ def compare(ours: Any, theirs: Any, path: str = "output") -> Iterator[Unequal]:
         yield from _compare_arrays(ours, theirs, path)
         return
     if type(ours) is not type(theirs):
-        yield Unequal(path, *[f"{type(x).__name__} {short(x)}" for x in (ours, theirs)])
+        kinds = type(ours).__name__, type(theirs).__name__
+        yield Unequal(path, f"{kinds[0]} {short(ours)}", f"{kinds[1]} {short(theirs)}")
         return
     if flatten_one_level(ours) is None:
         if not _is_same(ours, theirs):
@@ -52,7 +53,7 @@ def compare(ours: Any, theirs: Any, path: str = "output") -> Iterator[Unequal]:
     )
     if names != their_names:
         # A container's items, or a dict's keys.
-        yield Unequal(path, *[f"`{short(x, 80)}`" for x in (ours, theirs)])
+        yield Unequal(path, short(ours, 80), short(theirs, 80))
     elif not _is_same(metadata, theirs_too):
         yield Unequal(f"static fields of {path}", short(metadata, 200), short(theirs_too, 200))
     else:
@@ -70,7 +71,7 @@ def compare_errors(ours: Exception | None, theirs: Exception | None) -> Iterator
     is_cause = theirs is not None and type(getattr(ours, "__cause__", None)) is type(theirs)
     is_binding = texts[1].startswith(_OF_INSPECT) and type(ours) is TypeError
     if texts[0] != texts[1] and not is_cause and not is_binding:
-        yield Unequal("error", *texts)
+        yield Unequal("error", texts[0], texts[1])
 
 
 _OF_INSPECT = tuple(
@@ -114,9 +115,9 @@ def _compare_arrays(ours: Any, theirs: Any, path: str) -> Iterator[Unequal]:
     for name in ("dtype", "shape", "weak_type"):
         values = [getattr(each, name, False) for each in (ours, theirs)]
         if values[0] != values[1]:
-            yield Unequal(f"{name} of {path}", *map(str, values))
+            yield Unequal(f"{name} of {path}", str(values[0]), str(values[1]))
             return
-    if jax.dtypes.issubdtype(ours.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(ours.dtype, jax.dtypes.prng_key):
         ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
     if not getattr(ours, "is_fully_addressable", True):
         return

@@ -198,7 +198,7 @@ def _user_frame(frame: types.FrameType | None) -> tuple[CallSite, types.CodeType
     while frame is not None:
         code = frame.f_code
         if is_users(code.co_filename):
-            return CallSite(code.co_filename, frame.f_lineno, code.co_qualname), of_jax
+            return CallSite(code.co_filename, frame.f_lineno or 0, code.co_qualname), of_jax
         if is_jaxs(code.co_filename):
             of_jax = code
         frame = frame.f_back

@@ -218,7 +218,7 @@ class Swap:
             if hasattr(wrapper, "_handler"):
                 # It isn't being unpickled at this moment.
                 self._intercept(wrapper)
-        JitFunction.__init__ = init
+        JitFunction.__init__ = init  # type: ignore[method-assign]
         listeners.append(self._observe)
         self.begun = self._block_begun = self._free_before = time.perf_counter()
         self.sampler.start()

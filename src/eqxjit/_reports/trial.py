@@ -5,7 +5,7 @@ import os
 import pathlib
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -143,7 +143,7 @@ class Trial:
     def lines(self) -> list[TrialLine]:
         """What each line of the main thread took in the steady state, the largest share first."""
         swap = self._swap
-        seconds = Counter[tuple[str, CallSite]]()
+        seconds = defaultdict[tuple[str, CallSite], float](float)
         sampled = {place: s for place, s in swap.sampler.seconds.items() if s > 0}
         scale = max(0.0, swap.free()) / (sum(sampled.values()) or 1.0)
         for place, spent in sampled.items():
@@ -154,8 +154,9 @@ class Trial:
         again = [trace for tried in swap.tried.values() for trace in tried.traces[1:]]
         for line in [trace.call_site for trace in again] or [CallSite("<unknown>", 0)]:
             seconds[COMPILING, line] += swap.compiling / max(1, len(again))
-        total = seconds.total() or 1.0
-        found = [TrialLine(s / total, kind, line) for (kind, line), s in seconds.most_common()]
+        total = sum(seconds.values()) or 1.0
+        ordered = sorted(seconds.items(), key=lambda item: -item[1])
+        found = [TrialLine(s / total, kind, line) for (kind, line), s in ordered]
         return found or [TrialLine(1.0, PYTHON, CallSite("<unknown>", 0))]
 
     @property
@@ -206,7 +207,9 @@ class Trial:
             if share < 0.005:
                 continue
             lines = [each for each in by_kind[kind] if each.share >= share / 10][:_MAX_LINES]
-            text = ", ".join([f"{each.line} ({each.share:.0%})" for each in lines])
+            text = ", ".join(
+                [f"{each.line} ({each.share:.0%})" for each in lines if each.line.line]
+            )
             text += f": {_HELPS[kind]}" if kind in _HELPS else ""
             if kind is COMPILING:
                 text += "".join([f"\n{line}" for line in self._why_traced()])
@@ -259,8 +262,17 @@ def _row(tried: Tried) -> TrialFunction:
         differences.append(f"known difference: {tried.known}")
     rounding = max([each.rounding or 0.0 for each in tried.unequal.values()], default=0.0)
     return TrialFunction(
-        *(tried.name, tried.site, tried.calls, *medians, tried.compared, differences),
-        *(tried.effects, tried.is_wrong, rounding),
+        function=tried.name,
+        site=tried.site,
+        calls=tried.calls,
+        seconds_equinox=medians[0],
+        seconds_eqxjit=medians[1],
+        seconds_ready=medians[2],
+        compared=tried.compared,
+        differences=differences,
+        effects=tried.effects,
+        is_wrong=tried.is_wrong,
+        rounding=rounding,
     )
 
 
