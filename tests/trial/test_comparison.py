@@ -1,7 +1,10 @@
 """A trial compares results with Equinox's: each kind of fault is named, with its path."""
 
 import functools
+import gc
 import random
+import threading
+import weakref
 
 import equinox as eqx
 import jax
@@ -344,3 +347,72 @@ def test_when_it_is_over_calls_are_eqxjits_alone():
     assert f.cache_info().traces == 1
     assert trial.functions[0].calls == row.calls == 200
     assert f.cache_info().hits >= hits + 10
+
+
+def test_calls_of_other_threads_are_tried_and_sampled():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+
+    def work():
+        for _ in range(2000):
+            f(jnp.ones(3))
+
+    def do():
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+
+    [row] = outcome(do).values()
+    assert row.compared >= 3
+
+
+def test_figures_are_consistent():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    with eqxjit.trial() as trial:
+        for _ in range(5000):
+            float(f(jnp.ones(3))[0])
+    names = "jitted calls", "tracing and compiling", "operations outside jit", "waiting"
+    assert {*trial.shares} == {*names, "moving data", "Python"}
+    assert abs(sum(trial.shares.values()) - 1) < 1e-6
+    shares = [line.share for line in trial.lines]
+    assert shares == sorted(shares, reverse=True)
+    assert {line.kind for line in trial.lines} <= {*trial.shares}
+    here = [line for line in trial.lines if line.line.filename == __file__]
+    assert sum(line.share for line in here) > 0.5
+    [row] = trial.functions
+    assert row.calls == 5000
+    assert row.seconds_equinox > 0
+    assert row.seconds_eqxjit > 0
+    assert trial.seconds >= trial.seconds_steady > 0
+    assert "<table" in trial._repr_html_()
+
+
+def test_without_a_comparison_nothing_runs_under_equinox():
+    under = Under()
+
+    def step(x):
+        under.of_eqxjit()
+        return x + 1
+
+    f = eqxjit.filter_jit(step)
+    with eqxjit.trial(compare=False) as trial:
+        for _ in range(500):
+            f(jnp.ones(3))
+    [row] = trial.functions
+    assert under.n_traces == 1
+    assert row.compared == 0
+    assert np.isnan(row.seconds_equinox)
+    assert row.seconds_eqxjit > 0
+
+
+def test_a_wrapper_that_was_tried_is_freed():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    with eqxjit.trial():
+        for _ in range(5):
+            f(jnp.ones(3))
+    ref = weakref.ref(f)
+    del f
+    gc.collect()
+    assert ref() is None

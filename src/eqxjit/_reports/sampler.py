@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from .._places import CallSite, is_jaxs, is_users
+from .._places import OUR_FILES, CallSite, is_jaxs, is_users
 
 KINDS = CALLS, COMPILING, OPERATIONS, WAITING, MOVING, PYTHON = (
     *("jitted calls", "tracing and compiling", "operations outside jit", "waiting"),
@@ -210,6 +210,9 @@ def place_of(frame: types.FrameType) -> Place:
     line, of_jax = _user_frame(frame)
     if of_jax is not None:
         return _NAMES.get(of_jax.co_name, OPERATIONS), line
+    if frame.f_code.co_filename.startswith(OUR_FILES):
+        # On the way into a jitted call, or out of it.
+        return CALLS, line
     return _kind_of_call(frame), line
 
 
