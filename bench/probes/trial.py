@@ -101,7 +101,7 @@ def _run(script: str, *arguments: str) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _printed(output: str) -> dict[str, float]:
+def _printed(output: str) -> dict[str | None, float]:
     rows = re.findall(r"(?m)^ +(\d+)%  (\S.*?)  ", output)
     return {_NAMES.get(kind, kind): int(share) / 100 for share, kind in rows}
 

@@ -3,7 +3,9 @@
 import functools
 import gc
 import random
+import signal
 import threading
+import time
 import weakref
 
 import equinox as eqx
@@ -416,3 +418,24 @@ def test_a_wrapper_that_was_tried_is_freed():
     del f
     gc.collect()
     assert ref() is None
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+def test_an_alarm_of_the_program_comes_all_the_same():
+    came = []
+    handler = signal.signal(signal.SIGALRM, lambda *_: came.append(time.monotonic()))
+    timer = signal.setitimer(signal.ITIMER_REAL, 0.2)
+    begun = time.monotonic()
+    try:
+        with eqxjit.trial():
+            while time.monotonic() < begun + 0.5:
+                time.sleep(0.01)
+        assert [when - begun >= 0.15 for when in came] == [True]
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with eqxjit.trial():
+            pass
+        time.sleep(0.4)
+        assert len(came) == 2
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)

@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import math
 import signal
 import sys
 import threading
@@ -106,8 +107,9 @@ class Sampler(threading.Thread):
         self._main, self._clock, self._entrance = ident, clock, entrance
         self._stopped = threading.Event()
         self._last = 0.0
-        # What handled the signal before; None without one.
+        # What handled the signal before; None without one. The program may have set an alarm, too.
         self._handler: Any = None
+        self._alarm, self._repeat = math.inf, 0.0
         # The latest samples: when, which place, and its seconds.
         self._recent: deque[tuple[float, Place, float]] = deque(maxlen=10_000)
 
@@ -147,26 +149,35 @@ class Sampler(threading.Thread):
                 del frame
 
     def start(self) -> None:
+        now = time.perf_counter()
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and hasattr(signal, "setitimer") and not signal.getitimer(signal.ITIMER_REAL)[0]:
+        if is_main and hasattr(signal, "setitimer"):
             self._handler = signal.signal(signal.SIGALRM, self._sample)
             # What waits in the operating system goes on waiting.
             signal.siginterrupt(signal.SIGALRM, False)
-            signal.setitimer(signal.ITIMER_REAL, _INTERVAL, _INTERVAL)
-        self._last = self._clock.free(time.perf_counter())
+            left, self._repeat = signal.setitimer(signal.ITIMER_REAL, _INTERVAL, _INTERVAL)
+            self._alarm = now + left if left else math.inf
+        self._last = self._clock.free(now)
         super().start()
 
     def stop(self) -> None:
         self._stopped.set()
-        # Not if the program has set an alarm of its own.
+        # Not if the program has set an alarm meanwhile.
         if self._handler is not None and signal.getsignal(signal.SIGALRM) == self._sample:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._handler)
+            if self._alarm < math.inf:
+                left = max(1e-6, self._alarm - time.perf_counter())
+                signal.setitimer(signal.ITIMER_REAL, left, self._repeat)
         self.join()
 
-    def _sample(self, _: int, frame: types.FrameType | None) -> None:
+    def _sample(self, number: int, frame: types.FrameType | None) -> None:
         """Add the time since the last sample to what the main thread is doing."""
         clock, now = self._clock, time.perf_counter()
+        if now >= self._alarm:
+            self._alarm = now + self._repeat if self._repeat else math.inf
+            if callable(self._handler):
+                self._handler(number, frame)
         free = clock.free(now)
         if clock.is_held:
             if clock.is_calling and (line := self._calling(frame)) is not None:
