@@ -38,9 +38,9 @@ _PjitFunction = type(jax.jit(abs))
 _INTERVAL = 1e-3
 
 # A timer interrupts the main thread, which then samples itself: after what it runs in C, and where
-# looking at frames is safe. (In Python 3.11 another thread may find one that is being freed.) Other
-# threads are looked at less often.
-_LONG_INTERVAL = 0.05
+# looking at frames is safe. (In Python 3.11 another thread may find a frame that is being freed.)
+# Other threads are looked at in one of so many samples.
+_ONE_IN = 50
 
 #: A kind of work, and the user's line that does it.
 Place = tuple[str, CallSite]
@@ -92,7 +92,9 @@ class Clock:
 
 
 class Sampler(threading.Thread):
-    """Samples all threads until `stop`: those of `ident`, the main one, are weighted by its clock.
+    """Samples all threads from `start` to `stop`, the main one by its clock.
+
+    It is a thread only where the main thread can't be interrupted by a timer.
 
     - `seconds`: of each place of the main thread.
     - `calls`: the samples of each line of the main thread that was in a jitted call.
@@ -110,6 +112,7 @@ class Sampler(threading.Thread):
         # What handled the signal before; None without one. The program may have set an alarm, too.
         self._handler: Any = None
         self._alarm, self._repeat = math.inf, 0.0
+        self._n = 0
         # The latest samples: when, which place, and its seconds.
         self._recent: deque[tuple[float, Place, float]] = deque(maxlen=10_000)
 
@@ -139,14 +142,18 @@ class Sampler(threading.Thread):
         return moved
 
     def run(self) -> None:
-        while not self._stopped.wait(_INTERVAL if self._handler is None else _LONG_INTERVAL):
-            names = {thread.ident: thread.name for thread in threading.enumerate()}
-            for ident, frame in sys._current_frames().items():
-                if ident == self._main and self._handler is None:
-                    self._sample(0, frame)
-                elif ident not in (self._main, self.ident):
-                    self.others[names.get(ident, str(ident))][place_of(frame)] += 1
-                del frame
+        while not self._stopped.wait(_INTERVAL):
+            frame = sys._current_frames().get(self._main)
+            if frame is not None:
+                self._sample(0, frame)
+            del frame
+
+    def _sample_others(self) -> None:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for ident, frame in sys._current_frames().items():
+            if ident not in (self._main, self.ident):
+                self.others[names.get(ident, str(ident))][place_of(frame)] += 1
+            del frame
 
     def start(self) -> None:
         now = time.perf_counter()
@@ -158,7 +165,8 @@ class Sampler(threading.Thread):
             left, self._repeat = signal.setitimer(signal.ITIMER_REAL, _INTERVAL, _INTERVAL)
             self._alarm = now + left if left else math.inf
         self._last = self._clock.free(now)
-        super().start()
+        if self._handler is None:
+            super().start()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -169,7 +177,8 @@ class Sampler(threading.Thread):
             if self._alarm < math.inf:
                 left = max(1e-6, self._alarm - time.perf_counter())
                 signal.setitimer(signal.ITIMER_REAL, left, self._repeat)
-        self.join()
+        if self._handler is None:
+            self.join()
 
     def _sample(self, number: int, frame: types.FrameType | None) -> None:
         """Add the time since the last sample to what the main thread is doing."""
@@ -179,6 +188,9 @@ class Sampler(threading.Thread):
             if callable(self._handler):
                 self._handler(number, frame)
         free = clock.free(now)
+        self._n += 1
+        if self._n % _ONE_IN == 0:
+            self._sample_others()
         if clock.is_held:
             if clock.is_calling and (line := self._calling(frame)) is not None:
                 self.calls[line] += 1
