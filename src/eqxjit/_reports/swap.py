@@ -158,9 +158,9 @@ class Interceptor:
                 swap.add_quick(self, start, end)
                 finish = time.perf_counter()
                 clock.release(finish)
-                # Half of what this takes counts as the call. In a program that does something for
-                # a fixed time it takes the place of calls; in another one it comes on top.
-                swap.calling += (finish - end + start - now) / 2
+                # What this takes counts as the call: in a program that does something for a fixed
+                # time it takes the place of calls.
+                swap.calling += finish - end + start - now
             if thread.has_compiled:
                 swap.compare_new(self, args, kwargs, result, time.perf_counter())
             return result
