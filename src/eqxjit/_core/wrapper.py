@@ -90,8 +90,8 @@ class _Jitted(Generic[P, T]):
             >>> from eqxjit import filter_jit
             >>> f = filter_jit(lambda x, power: x**power)
             >>> compiled = f.lower(jax.ShapeDtypeStruct((3,), jnp.float32), 2).compile()
-            >>> compiled(jnp.full(3, 2.0), 2)
-            Array([4., 4., 4.], dtype=float32)
+            >>> compiled(jnp.arange(3.0), 2)
+            Array([0., 1., 4.], dtype=float32)
 
             ```
         """
@@ -129,8 +129,8 @@ class _Jitted(Generic[P, T]):
             >>> cost = f.compile(jax.ShapeDtypeStruct((3,), jnp.float32), 2)
             >>> cost.seconds > 0
             True
-            >>> f(jnp.full(3, 2.0), 2)  # traces and compiles nothing
-            Array([4., 4., 4.], dtype=float32)
+            >>> f(jnp.arange(3.0), 2)  # traces and compiles nothing
+            Array([0., 1., 4.], dtype=float32)
             >>> f.cache_info()
             CacheInfo(entries=1, traces=1, maxsize=1024, hits=1)
 
