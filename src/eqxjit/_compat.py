@@ -7,6 +7,7 @@ or shows less, but is never wrong. So a new release of JAX or Equinox requires a
 at most.
 """
 
+import functools
 import logging
 import pkgutil
 import weakref
@@ -45,7 +46,7 @@ why_back_end = "native"
 native: Any = _private("eqxjit._native")
 
 # The interface version that this file expects. A stale build may be installed.
-if getattr(native, "INTERFACE", None) != 60:
+if getattr(native, "INTERFACE", None) != 61:
     # There was no compiler at installation, or the module was built for a different Python.
     native = None
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
@@ -177,6 +178,8 @@ _eager_constant_folding = _private("jax._src.config:eager_constant_folding")
 _EvalTrace = _private("jax._src.core:EvalTrace")
 _StagingTrace = _private("jax._src.interpreters.partial_eval:DynamicJaxprTrace")
 _can_read_trace = None not in (_trace_ctx, _eager_constant_folding, _EvalTrace, _StagingTrace)
+#: Whether `is_transforming` tells of `vmap` and `grad`, too.
+tells_transformations: bool = _can_read_trace
 
 
 def is_transforming() -> bool:
@@ -195,6 +198,16 @@ def is_staging() -> bool:
         trace = trace.parent_trace
     return not isinstance(trace, _EvalTrace) and not _eager_constant_folding.value
 
+
+@functools.cache
+def is_cpu_alone() -> bool:
+    """Return whether JAX has no other devices than CPUs. The first call starts JAX's backends."""
+    return {*_backends()} == {"cpu"}
+
+
+# The backends by the names of their platforms. The function is public, but looked up here because
+# it is new. With the fallback, NumPy arrays are always copied.
+_backends = _private("jax.extend.backend:backends", tuple)
 
 # JAX's record of the names of a function and its arguments. A function can provide a record of its
 # own by `__fun_debug_info__`.

@@ -10,6 +10,16 @@ _CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(
 _NUMBER = re.compile(r"[\d.,e+-]*(%| [kMG]?B)?")
 
 
+_PAGE = """<!doctype html>
+<meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<title>{}</title>{}
+"""
+
+
+def page(title: str, content: str) -> str:
+    return _PAGE.format(html.escape(title), content)
+
+
 def block(*parts: str) -> str:
     style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4"
     return f'<div class="eqxjit" style="{style}">{"".join(parts)}</div>'

@@ -10,15 +10,16 @@ import weakref
 from typing import Any, NamedTuple
 
 from .._compat import ArrayImpl, connect, is_transforming, native
-from .._fast.make import fast_path, link
+from .._fast.make import link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
-from .._spec.tree import Spec, as_array, combine, has_tracers, wait_for
+from .._spec.arrays import passed, wait_for
+from .._spec.tree import Spec, combine, has_tracers
 from .._text import comes_from_signal_handler, switch
 from .entry import Call, Entry, Out, Output
 from .errors import drop_unused, raise_clearer
 from .in_flight import call_in_flight
-from .table import Function, split_named
+from .table import Function, fast_path, split_named
 from .traced import is_jit_disabled, new_entry
 
 #: With `EQXJIT_SPECIALIZE=0`, all calls take the slow path.
@@ -88,8 +89,14 @@ def run(call: Call) -> Any:
     """Run the program of a call and return the output. JAX compiles the program if it is new."""
     __tracebackhide__ = True
     with ending(call):
-        arrays = map(as_array, call.flat)
+        arrays = call.flat
+        waits = False
+        if not {*map(type, arrays)} <= {ArrayImpl}:
+            arrays, waits = passed(arrays)
         output = call_in_flight(call, call.entry.jitted, *arrays)
+        if waits:
+            # The program reads NumPy arrays in place, and their owner may overwrite them later.
+            wait_for(*output.values())
         return finish(call, output)
 
 

@@ -288,6 +288,9 @@ def _array(array: Any) -> ArrayPart:
         try:
             aval: Any = jax.typeof(array)
         except (TypeError, ValueError):
+            if not issubclass(type(array), (np.ndarray, np.generic)):
+                # An object that only says it is an array.
+                return ArrayPart((), type(array).__name__, False, "")
             # A NumPy array of a dtype that JAX rejects.
             aval = array
         # A tracer has no placement.

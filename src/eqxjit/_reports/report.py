@@ -1,6 +1,5 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
-import builtins
 import dataclasses
 import json
 import os
@@ -21,7 +20,7 @@ from .._diagnostics.events import listeners
 from .._diagnostics.record import COMPILING, Seconds
 from .._diagnostics.size import Program
 from .._diagnostics.trace import Trace, TraceList
-from .._html import block, paragraph, table
+from .._html import block, page, paragraph, table
 from .._places import CallSite
 from .._text import bytes_text, times
 from .operations import Caller, caller_of
@@ -33,11 +32,6 @@ _MANY_OPERATIONS = 10
 _MAX_SHOWN = 4
 # An operation that was compiled so often for another function of one code is worth a note.
 _MANY_FUNCTIONS = 3
-
-_PAGE = """<!doctype html>
-<meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<title>What was compiled</title>{}
-"""
 
 
 class ReportRow(NamedTuple):
@@ -272,7 +266,8 @@ class CompileReport:
             text = json.dumps(chrome_trace(self.spans))
         else:
             traces = _traces_of(self.spans)
-            text = _PAGE.format(self._repr_html_() + (traces._repr_html_() if traces else ""))
+            content = self._repr_html_() + (traces._repr_html_() if traces else "")
+            text = page("What was compiled", content)
         path.write_text(text, encoding="utf-8")
 
     def _shown(self) -> tuple[str, list[list[str]], list[str]]:
@@ -381,17 +376,17 @@ def compile_report(*, print: bool = True) -> Iterator[CompileReport]:
         with recording(report):
             yield report
     finally:
-        if not print:
-            pass
-        elif _is_notebook():
-            from IPython.display import display
-
-            display(report)
-        else:
-            builtins.print(report)
+        if print:
+            show(report)
 
 
-def _is_notebook() -> bool:
+def show(report: Any) -> None:
+    """Print a report, or have a notebook show it."""
     # Not imported, because without it there is no notebook.
     ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+        from IPython.display import display
+
+        display(report)
+    else:
+        print(report)

@@ -172,7 +172,8 @@ def same(value: Any, key: Hashable) -> bool:
     # An array or a large container counts as unchanged if it is the same object.
     if type(key) is Opaque and key.identity_suffices and value is key.value:
         return True
-    return static_key(value) == key
+    # In the order in which a dict compares, which asks the `==` of the new value.
+    return key == static_key(value)
 
 
 def _key(value: Any, left: list[int]) -> Hashable:
