@@ -178,7 +178,7 @@ _eager_constant_folding = _private("jax._src.config:eager_constant_folding")
 _EvalTrace = _private("jax._src.core:EvalTrace")
 _StagingTrace = _private("jax._src.interpreters.partial_eval:DynamicJaxprTrace")
 _can_read_trace = None not in (_trace_ctx, _eager_constant_folding, _EvalTrace, _StagingTrace)
-#: Whether `is_transforming` tells of `vmap` and `grad`, too.
+#: Whether `is_transforming` is also true under `vmap` and `grad`. With the fallback it is not.
 tells_transformations: bool = _can_read_trace
 
 

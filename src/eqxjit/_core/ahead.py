@@ -192,6 +192,21 @@ class Compiled(Dispatcher):
 
     - `ValueError`, if the structure or a static argument differs from that of the lowering.
     - JAX's error, if an array has a different shape or dtype.
+
+    !!! example
+
+        ```python
+        >>> import jax.numpy as jnp
+        >>> from eqxjit import filter_jit
+        >>> f = filter_jit(lambda x, power: x**power)
+        >>> compiled = f.lower(jnp.arange(3.0), 2).compile()
+        >>> compiled(jnp.arange(3.0), 2)
+        Array([0., 1., 4.], dtype=float32)
+        >>> compiled(jnp.arange(3.0), 3)
+        Traceback (most recent call last):
+        ValueError: `<lambda>` was lowered for other static arguments: ...
+
+        ```
     """
 
     __slots__ = ("__weakref__", "_handler", "compiled")

@@ -1,9 +1,13 @@
 """The slow path: a call in plain Python, step by step. It specifies what fast paths do, too.
 
-The steps: bind the arguments; split them; find the entry of their spec, or add one; call the
-jitted function of the entry; find out of a new program whether it can raise; wait for the program
-if it can; combine the output. A fast path checks by guards that a call has a known structure, and
-then has the effects of these steps.
+1. Bind the arguments to the parameters of the function, and split them.
+2. Find the entry of their spec. If there is none, add an entry.
+3. Call the jitted function of the entry.
+4. If its program is new, find out whether the program can raise. If it can, wait for it.
+5. Combine the output.
+
+The guards of a fast path check that a call has a known structure. If so, the fast path does what
+these steps would do.
 """
 
 import weakref
@@ -101,7 +105,7 @@ def run(call: Call) -> Any:
 
 
 def finish(call: Call, output: Output) -> Any:
-    """Return the user's output of a call; wait for its program before, if that can raise."""
+    """Return the user's output of a call. If its program can raise, wait for the program first."""
     __tracebackhide__ = True
     [(program, arrays)] = output.items()
     call.program = program
@@ -148,14 +152,14 @@ def lower_again(call: Call) -> tuple[Any, Any]:
 def combine_output(call: Call, out: Out, arrays: list[Any]) -> Any:
     """Return the user's output, combined from its arrays and the other parts in `out`."""
     statics = out.statics
-    # Most outputs contain no static object of the arguments. Listing these objects takes a while.
+    # Most outputs contain no static object that came in. Building the list of these takes a while.
     if max(out.slots, default=-1) >= 0:
         came_in = call.all_statics
         statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
     return combine(out.spec, iter(arrays), iter(statics))
 
 
-# --- What a wrapper calls -------------------------------------------------------------------------
+# --- The handler of a wrapper ---------------------------------------------------------------------
 
 
 class CallHandler:
@@ -227,7 +231,7 @@ class CallHandler:
         # Under `jax.disable_jit` there is no program, so each call has an entry of its own.
         return make_entry() if is_jit_disabled() else self.table.find(spec, make_entry)
 
-    # --- What fast paths call -----------------------------------------------------------------
+    # --- Methods that fast paths call ---------------------------------------------------------
 
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
         """Return the `Call` for these arguments, which a fast path has matched with an entry.
@@ -260,7 +264,7 @@ class CallHandler:
             # The traceback of the error refers to this frame, so a local name would be a cycle.
             del error
 
-    # --- Fast paths ---------------------------------------------------------------------------
+    # --- Linking fast paths to the wrapper ----------------------------------------------------
 
     def add_fast(self, call: Call) -> None:
         """Add a fast path for calls like this one, if the table wants a fast path."""

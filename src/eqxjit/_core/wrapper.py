@@ -187,8 +187,21 @@ class _Jitted(Generic[P, T]):
     def clear_cache(self) -> None:
         """Drop all programs of this function, and its records of traces.
 
-        That affects all wrappers of this function that have the same options. Their next calls
-        trace and compile anew.
+        This affects all wrappers of this function that have the same options. Their next calls
+        trace and compile again.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x: 2 * x)
+            >>> _ = f(jnp.ones(3))
+            >>> f.clear_cache()
+            >>> f.cache_info()
+            CacheInfo(entries=0, traces=0, maxsize=1024, hits=0)
+
+            ```
         """
         self._wrapper._function.table.clear()
 
@@ -302,9 +315,9 @@ class JitFunction(_Jitted[P, T], Dispatcher):
 
 
 def _blank() -> JitFunction[..., Any]:
-    """Return a wrapper of nothing. Unpickling then calls its `__setstate__`.
+    """Return an empty wrapper, which unpickling then fills in by `__setstate__`.
 
-    That takes two steps, because the wrapped function may refer to its wrapper. Pickles contain the
+    Those are two steps, because the wrapped function may refer to its wrapper. Pickles contain the
     name `_blank`.
     """
     return JitFunction.__new__(JitFunction)

@@ -30,12 +30,12 @@ import numpy as np
 from .._compat import ArrayImpl, fields_of, has_generated_eq, native
 
 #: A static container with more parts than this, nested parts included, isn't read into its key,
-#: because each warm call compares all parts. Like in Equinox, the same object then counts as
+#: because each warm call compares all parts. As in Equinox, the same object then counts as
 #: unchanged, and a different object is compared by `==`.
 MAX_PARTS = 100
 
-# The key of an object that was read is `(reader, class, names or None, part, ...)`. These numbers
-# are the readers. `native.c` has them, too.
+# The key of an object that is read into parts is `(reader, class, names or None, part, ...)`, where
+# these numbers stand for the readers. `native.c` has the same numbers.
 NUMBER, ITEMS, PAIRS, FIELDS, OTHER = range(5)
 
 #: The types whose objects are their own keys, because an object of a different type never has an
@@ -132,8 +132,8 @@ class _Static(NamedTuple):
     """Stands for a static object in a spec.
 
     - `key`: the key of the object.
-    - `ask`: whether guards must ask JAX's registry if the class of the object has been registered
-        as a node meanwhile.
+    - `ask`: whether guards must ask JAX's registry, because someone may have registered the class
+        of the object as a node meanwhile.
     """
 
     key: Hashable
@@ -172,11 +172,11 @@ def same(value: Any, key: Hashable) -> bool:
     # An array or a large container counts as unchanged if it is the same object.
     if type(key) is Opaque and key.identity_suffices and value is key.value:
         return True
-    # In the order in which a dict compares, which asks the `==` of the new value.
+    # In this order `Opaque` asks the `==` of the new value, as a lookup in a dict does.
     return key == static_key(value)
 
 
-def _key(value: Any, left: list[int]) -> Hashable:
+def _key(value: Any, n_left: list[int]) -> Hashable:
     kind = type(value)
     if kind in THEMSELVES:
         return value
@@ -186,18 +186,18 @@ def _key(value: Any, left: list[int]) -> Hashable:
             return _by_identity(value)
         read = _reader_of_class(kind)
     if read is None:
-        # Inside of a container (`left` has been reduced), the same object counts as unchanged
+        # Inside of a container (`n_left` has been reduced), the same object counts as unchanged
         # without a hash, because the `==` of builtin containers also checks the identity first.
-        return Opaque(value, left[0] < MAX_PARTS)
-    return read(value, left)
+        return Opaque(value, n_left[0] < MAX_PARTS)
+    return read(value, n_left)
 
 
-def _keys(parts: Collection[Any], left: list[int]) -> list[Hashable]:
+def _keys(parts: Collection[Any], n_left: list[int]) -> list[Hashable]:
     """Return the keys of the parts of a container, and count the parts."""
-    left[0] -= len(parts)
-    if left[0] < 0:
+    n_left[0] -= len(parts)
+    if n_left[0] < 0:
         raise _TooLarge
-    return [part if type(part) in THEMSELVES else _key(part, left) for part in parts]
+    return [part if type(part) in THEMSELVES else _key(part, n_left) for part in parts]
 
 
 def _by_identity(value: Any) -> Hashable:
@@ -215,15 +215,15 @@ def _by_identity(value: Any) -> Hashable:
 _Reader = Callable[[Any, list[int]], Hashable]
 
 
-def _bool(value: bool, left: list[int]) -> Hashable:
+def _bool(value: bool, n_left: list[int]) -> Hashable:
     return (NUMBER, bool, None, value)
 
 
-def _float(value: float, left: list[int]) -> Hashable:
+def _float(value: float, n_left: list[int]) -> Hashable:
     return (NUMBER, type(value), None, _bits(value))
 
 
-def _complex(value: complex, left: list[int]) -> Hashable:
+def _complex(value: complex, n_left: list[int]) -> Hashable:
     return (NUMBER, type(value), None, _bits(value.real) + _bits(value.imag))
 
 
@@ -232,33 +232,33 @@ def _bits(value: float) -> bytes:
     return struct.pack("d", math.nan if math.isnan(value) else value)
 
 
-def _items(value: Any, left: list[int]) -> Hashable:
+def _items(value: Any, n_left: list[int]) -> Hashable:
     # By the `__iter__` of the base, because a subclass may have a different `__iter__`, which says
     # nothing about `==`.
     base: Any = tuple if isinstance(value, tuple) else list
-    return (ITEMS, type(value), None, *_keys([*base.__iter__(value)], left))
+    return (ITEMS, type(value), None, *_keys([*base.__iter__(value)], n_left))
 
 
-def _pairs(value: dict[Any, Any], left: list[int]) -> Hashable:
+def _pairs(value: dict[Any, Any], n_left: list[int]) -> Hashable:
     # The order of the items matters, unlike for `==`, because a function may iterate over the dict.
     # `_keys` counts two parts for each item, but an item counts only once.
-    left[0] += len(value)
-    return (PAIRS, type(value), None, *_keys([*value, *value.values()], left))
+    n_left[0] += len(value)
+    return (PAIRS, type(value), None, *_keys([*value, *value.values()], n_left))
 
 
-def _elements(value: Any, left: list[int]) -> Hashable:
+def _elements(value: Any, n_left: list[int]) -> Hashable:
     # The key also has the number of elements, because several NaNs in a set have one key.
-    keys = _keys([*value], left)
+    keys = _keys([*value], n_left)
     return (OTHER, type(value), None, len(keys), frozenset(keys))
 
 
-def _method(value: types.MethodType, left: list[int]) -> Hashable:
+def _method(value: types.MethodType, n_left: list[int]) -> Hashable:
     # The `==` of methods compares `__self__` by identity.
-    fun = _key(value.__func__, left)
+    fun = _key(value.__func__, n_left)
     return (OTHER, types.MethodType, None, fun, _by_identity(value.__self__))
 
 
-def _array(value: Any, left: list[int]) -> Hashable:
+def _array(value: Any, n_left: list[int]) -> Hashable:
     kind = type(value)
     is_known = kind in (np.ndarray, ArrayImpl) or issubclass(kind, np.generic)
     # The dtype of JAX's random keys isn't a NumPy dtype. Arrays of objects have no bits to compare.
@@ -274,17 +274,17 @@ def _array_content(array: Any) -> tuple[Any, ...]:
     return array.dtype, array.shape, digest, getattr(array, "weak_type", None)
 
 
-def _module(value: eqx.Module, left: list[int]) -> Hashable:
+def _module(value: eqx.Module, n_left: list[int]) -> Hashable:
     fields = fields_of(value)
-    return (OTHER, type(value), (*fields,), *_keys(fields.values(), left))
+    return (OTHER, type(value), (*fields,), *_keys(fields.values(), n_left))
 
 
 def _fields(names: tuple[str, ...]) -> _Reader:
     """Return a reader of objects whose `==` compares these attributes and nothing else."""
 
-    def read(value: Any, left: list[int]) -> Hashable:
+    def read(value: Any, n_left: list[int]) -> Hashable:
         parts = [getattr(value, name) for name in names]
-        return (FIELDS, type(value), names, *_keys(parts, left))
+        return (FIELDS, type(value), names, *_keys(parts, n_left))
 
     return read
 

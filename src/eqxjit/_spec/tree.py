@@ -64,9 +64,9 @@ _NEVER_NODES = CONSTANTS | {
 
 
 def is_array(leaf: Any) -> bool:
-    """Return whether a leaf is an array, like `equinox.is_array` but faster.
+    """Return whether an object is an array, like `equinox.is_array` but faster.
 
-    Unlike there, an object that is registered as a node is never an array.
+    Unlike for that function, an object of a class that is registered as a node isn't an array.
     """
     return type(leaf) in ARRAY_CLASSES or (
         bool(eqx.is_array(leaf)) and flatten_one_level(leaf) is None
@@ -76,10 +76,10 @@ def is_array(leaf: Any) -> bool:
 # Called for classes of Modules only, because the cache keeps classes alive.
 @functools.lru_cache(maxsize=4096)
 def module_fields(cls: type) -> tuple[tuple[str, ...], frozenset[str], int] | None:
-    """Return the field names of a class of Modules, in order and as a set, and a number.
+    """Return the field names of a class of Modules, as a tuple and a set, and how many are dynamic.
 
-    Static fields come last. The number is how many of the fields are dynamic. `None` if the class
-    has a `__getattribute__` of its own, because its fields then can't be read from `__dict__`.
+    The tuple has the static fields last. The function returns `None` if the class has a
+    `__getattribute__` of its own, because its fields then can't be read from `__dict__`.
     """
     if cls.__getattribute__ is not eqx.Module.__getattribute__:
         return None
@@ -219,13 +219,12 @@ class _Splitter:
         if (
             issubclass(kind, tuple)
             and (aux := _named_tuple_aux(kind)) is not None
-            # A registered class is a `NODE`. Asked each time, because the class may be registered
-            # after its first use.
+            # An object of a registered class is a `NODE`. The registry is asked each time, because
+            # the class may be registered after its first use.
             and kind not in registered_nodes
         ):
             return [SEQUENCE, kind, aux], tuple.__iter__(value), ()
-        # An object of any other class is a node if its class is registered. The registry is asked
-        # each time, because the class may be registered between two calls.
+        # An object of any other class is a node if its class is registered.
         flat = flatten_one_level(value)
         if flat is None:
             return None
