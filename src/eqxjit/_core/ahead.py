@@ -232,9 +232,9 @@ class Compiled(Dispatcher):
 
 
 class _CompiledCallHandler(CallHandler):
-    """Handles the calls of a `Compiled`, whose entry is the only one.
+    """Handles the calls of a `Compiled`, which all have the same entry.
 
-    - `entry`: that entry.
+    - `entry`: the entry.
     - `description`: the description of the arguments that the function was lowered for.
     """
 
@@ -262,7 +262,8 @@ class _CompiledCallHandler(CallHandler):
         return self.entry
 
     def add_fast(self, call: Call) -> None:
-        # Without a table: one list, with one fast path at most.
+        # One fast path is enough, because all calls have the same entry. It isn't in the function's
+        # table, because calls of the function itself have a different `jitted`.
         if not self.fasts and (fast := fast_path(call)) is not None:
             self.fasts.append(fast)
             link(self.wrapper(), self)

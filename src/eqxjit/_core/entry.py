@@ -101,7 +101,7 @@ class Out(NamedTuple):
 
 
 def _no_key(value: Any) -> None:
-    """Take the place of `static_key` in the specs of outputs, where no key is needed."""
+    """Return `None` as the key of a static object, for specs of outputs."""
 
 
 # --- Entries --------------------------------------------------------------------------------------
@@ -169,7 +169,8 @@ class Entry:
         first = self.__dict__.setdefault("out", out)
         program = Program(self.block)
         self._remember(program, first if out.is_interchangeable_with(first) else out)
-        # Callers wait for arrays, so a program without any returns one that nobody sees.
+        # A call waits for its program by waiting for an array. So a program whose output has no
+        # array returns an additional array, which the user doesn't get.
         return {program: arrays or [jnp.zeros((), bool)]}
 
     def _remember(self, program: Program, out: Out) -> None:
@@ -188,7 +189,7 @@ class Entry:
 
 
 def _slots(statics: list[Any], came_in: list[Any]) -> tuple[int, ...]:
-    """Return the `slots` of an `Out`: for each static object, its index in `came_in`, or -1."""
+    """Return the `slots` of an `Out`: the index in `came_in` of each static object, or -1."""
     places: dict[int, list[int]] = {}
     for place, value in enumerate(came_in):
         if type(value) not in CONSTANTS:

@@ -157,7 +157,7 @@ def _with_paths(
 ) -> Iterator[tuple[str, FailedLevel]]:
     """Yield each level with its path, outermost first.
 
-    Paths begin with the first level that is in `named`. Levels outside of it have an empty path.
+    Paths begin at the first level whose value is in `named`. Levels outside of it have the path "".
     """
     path = ""
     for level in reversed(levels):
@@ -168,7 +168,7 @@ def _with_paths(
 
 
 def _error_for_cycle(located: Iterable[tuple[str, FailedLevel]]) -> ValueError | None:
-    """Return the error for a node that contains itself, if one does, from levels with paths."""
+    """Return an error if a node among these levels contains itself, or else `None`."""
     paths: dict[int, str] = {}
     for path, level in located:
         if id(level.value) in paths:
