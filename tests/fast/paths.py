@@ -105,8 +105,8 @@ class Path:
             self.run = self.fast.instantiate(mine, mine.slow_call)
 
     def split(self, *args: Any, **kwargs: Any) -> Any:
-        """A call, as the slow path takes it apart."""
-        return self.caller.take_apart(args, kwargs)
+        """A call, as the slow path splits it."""
+        return self.caller.make_call(args, kwargs)
 
     def expected(self, call: Any) -> Taken:
         """What the slow path takes of a call, and what it makes of the output."""
