@@ -26,7 +26,7 @@ from .._compat import (
     stack_of,
     traceback_of,
 )
-from .._places import OUR_FILES, is_users, line_of, location
+from .._places import is_users, line_of, location
 from .._text import bytes_text
 from .constants import MANY_BYTES, CapturedArray, note_on
 from .description import array_text
@@ -269,6 +269,18 @@ def _nested(equation: Any) -> Iterator[Any]:
 
 # --- Stacks -----------------------------------------------------------------------------------
 
+# The code of our function that calls the user's function while JAX traces it.
+_outermost_code: types.CodeType | None = None
+
+
+def begin_stacks_at(code: types.CodeType) -> None:
+    """Begin the stacks of equations at calls of a function, given by its code.
+
+    The core calls this at import, because this module may not import the core.
+    """
+    global _outermost_code
+    _outermost_code = code
+
 
 class _Stack(NamedTuple):
     """The user's lines that lead to an equation, and the loops and libraries around it.
@@ -370,8 +382,7 @@ class _Reader:
             if source:
                 is_traced = (code.co_filename, code.co_firstlineno) == source[1:]
             else:
-                # Ours, which calls the function under `filter_jit`.
-                is_traced = code.co_name == "_run" and code.co_filename.startswith(OUR_FILES)
+                is_traced = code is _outermost_code
             if is_traced:
                 break
         else:
