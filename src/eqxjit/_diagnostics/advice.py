@@ -94,12 +94,12 @@ class Change(NamedTuple):
         old, new = self.old, self.new
         if not (isinstance(old, Part) and isinstance(new, Part)) or old.is_node or new.is_node:
             return False
-        return (old.nature, old.kind, old.made_at) == (new.nature, new.kind, new.made_at)
+        return (old.nature, old.kind, old.code_site) == (new.nature, new.kind, new.code_site)
 
     @property
     def is_remade(self) -> bool:
         """True for different objects of one code or class that compare by identity."""
-        return self.is_alike and self.new.equals_itself_alone
+        return self.is_alike and self.new.compares_by_identity
 
     @property
     def owner(self) -> Row | None:

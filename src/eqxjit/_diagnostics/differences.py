@@ -137,7 +137,7 @@ def _all_changes(old: Description, new: Description) -> list[tuple[Row, Any, Any
     changed = [row for row in new if old_parts.get(row.path) != row.part]
     changed += [row for row in old if row.path not in new_parts]
     # An object that compares by identity is the same one. What changed in it retraces nothing.
-    alone = {r.path for row in changed for r in row.around if r.part.equals_itself_alone}
+    alone = {r.path for row in changed for r in row.around if r.part.compares_by_identity}
     same = {path for path in alone if old_parts.get(path) == new_parts.get(path)}
     return [
         (row, old_parts.get(row.path), new_parts.get(row.path))
