@@ -1,8 +1,9 @@
 """The workloads of `bench calls`: for each, the same work under every competitor."""
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -221,6 +222,29 @@ def numpy_batches(examples: int, host_work: float) -> Cases:
     return {name: fed(case) for name, case in cases.items()}
 
 
+def _in_memory(shape: tuple[int, ...], offset: int = 0) -> np.ndarray:
+    """Ones in memory that begins so many bytes after a multiple of 64."""
+    n_bytes = 4 * math.prod(shape)
+    memory = np.empty(n_bytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    array = memory[start : start + n_bytes].view(np.float32).reshape(shape)
+    array[...] = 1
+    return array
+
+
+def _first(arrays: list[Array]) -> Array:
+    return arrays[0].ravel()[0] + 1
+
+
+def _mean(arrays: list[Array]) -> Array:
+    return sum(map(jnp.mean, arrays), jnp.zeros(()))
+
+
+def numpy_inputs(fun: Callable[[list[Array]], Array], arrays: Callable[[], Sequence[Any]]) -> Cases:
+    """A call on NumPy arrays, whose result is waited for."""
+    return jitted(fun, {"arrays": arrays()})
+
+
 def eager(transformation: Callable[..., Any], statement: str) -> Cases:
     """A transformation of the jitted function that isn't jitted itself: it runs on each call."""
     model, x = small_mlp(), jr.normal(jr.key(1), (8, 4))
@@ -239,6 +263,22 @@ def eager(transformation: Callable[..., Any], statement: str) -> Cases:
 
 SIZES = (10, 100, 1_000, 10_000)
 BATCHES = {"16 KB": (5, 0.0005), "400 KB": (128, 0.002), "10 MB": (3_200, 0.02)}
+
+# XLA reads in place what is aligned by 64 bytes, and NumPy aligns by 16.
+NUMPY_INPUTS: dict[str, tuple[Callable[[list[Array]], Array], Callable[[], Sequence[Any]]]] = {
+    "1,000 arrays of 3 numbers": (_first, lambda: [np.ones(3, np.float32) for _ in range(1_000)]),
+    "100 scalars": (_mean, lambda: [np.float32(i) for i in range(100)]),
+    "16 KB, aligned": (_mean, lambda: [_in_memory((4_000,))]),
+    "16 KB, not aligned": (_mean, lambda: [_in_memory((4_000,), 16)]),
+    "400 KB, aligned": (_mean, lambda: [_in_memory((100_000,))]),
+    "400 KB, not aligned": (_mean, lambda: [_in_memory((100_000,), 16)]),
+    "4 MB, aligned": (_mean, lambda: [_in_memory((1_000_000,))]),
+    "4 MB, not aligned": (_mean, lambda: [_in_memory((1_000_000,), 16)]),
+    "4 MB, Fortran's order": (_mean, lambda: [np.ones((1_000, 1_000), np.float32, "F")]),
+    "4 MB, every other column": (_mean, lambda: [np.ones((1_000, 2_000), np.float32)[:, ::2]]),
+    "8 MB of float64": (_mean, lambda: [np.ones(1_000_000)]),
+    "64 MB, aligned, one number read": (_first, lambda: [_in_memory((16_000_000,))]),
+}
 
 WORKLOADS: dict[str, Workload] = {
     # The benchmark of equinox#973.
@@ -279,6 +319,10 @@ WORKLOADS: dict[str, Workload] = {
         )
         for size, (examples, seconds) in BATCHES.items()
         for suffix, work in (("", 0), (", work between", 1))
+    },
+    **{
+        f"NumPy, {name}": Workload("numpy inputs", partial(numpy_inputs, *row))
+        for name, row in NUMPY_INPUTS.items()
     },
     "eager vmap": Workload("eager", partial(eager, jax.vmap, "out = transform(f)(x)")),
     "eager grad": Workload("eager", partial(eager, jax.grad, "out = transform(f)(v)")),

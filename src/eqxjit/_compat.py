@@ -6,6 +6,7 @@ Each name is looked up once, at import. Where a release no longer has it, the fa
 less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
 """
 
+import functools
 import logging
 import pkgutil
 import weakref
@@ -44,7 +45,7 @@ why_back_end = "native"
 native: Any = _private("eqxjit._native")
 
 # That of `native.c` as it is now: it may have been built from an older one.
-if getattr(native, "INTERFACE", None) != 60:
+if getattr(native, "INTERFACE", None) != 61:
     # No compiler where it was installed, or another Python: Python serves.
     native = None
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
@@ -166,6 +167,8 @@ _eager_constant_folding = _private("jax._src.config:eager_constant_folding")
 _EvalTrace = _private("jax._src.core:EvalTrace")
 _StagingTrace = _private("jax._src.interpreters.partial_eval:DynamicJaxprTrace")
 _can_read_trace = None not in (_trace_ctx, _eager_constant_folding, _EvalTrace, _StagingTrace)
+#: Whether `is_transforming` tells of `vmap` and `grad`, too.
+tells_transformations: bool = _can_read_trace
 
 
 def is_transforming() -> bool:
@@ -183,6 +186,16 @@ def is_staging() -> bool:
         trace = trace.parent_trace
     return not isinstance(trace, _EvalTrace) and not _eager_constant_folding.value
 
+
+@functools.cache
+def is_cpu_alone() -> bool:
+    """Return whether JAX has no other devices than CPUs; asking this starts its backends."""
+    # What the public function returns are the backends by the names of their platforms.
+    return {*_backends()} == {"cpu"}
+
+
+# Without it, NumPy arrays are always copied.
+_backends = _private("jax.extend.backend:backends", tuple)
 
 # How JAX names a function and its arguments, where the function tells (`__fun_debug_info__`).
 try:

@@ -1,4 +1,10 @@
-"""A NumPy buffer may be overwritten once the call has returned, and no call waits for that."""
+"""A NumPy buffer may be overwritten once the call has returned.
+
+A call waits for that only where a copy would be dear: on a CPU, for large memory that XLA reads in
+place, while no earlier program runs.
+"""
+
+import functools
 
 import equinox as eqx
 import jax
@@ -21,16 +27,18 @@ def slow(tree, side=_SIDE):
     return sum(jnp.sum(x + 0 * jnp.sum(y)) for x in arrays)
 
 
-def aligned(shape):
-    """An array that XLA would read in place."""
+def aligned(shape, offset=0):
+    """An array that XLA would read in place, unless its memory begins so many bytes later."""
     n_bytes = int(np.prod(shape)) * 4
-    memory = np.empty(n_bytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
+    memory = np.empty(n_bytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
     return memory[start : start + n_bytes].view(np.float32).reshape(shape)
 
 
 FORMS = {
     "aligned": lambda a: a,
+    "in Fortran's order": lambda a: a.reshape(a.shape, order="F"),
+    "reversed": lambda a: a[::-1],
     "non-contiguous": lambda a: a[:, ::2],
     "transposed": lambda a: a.T,
     "read-only": lambda a: np.broadcast_to(a, a.shape),
@@ -53,6 +61,59 @@ def test_a_buffer_of_any_kind_can_be_overwritten(form, side, donate):
         result = f(view)
         buffer[...] = 0
         assert float(result) == (i + 1) * view.size
+
+
+@pytest.mark.parametrize("offset", [0, 4, 16])
+@pytest.mark.parametrize(
+    "n_bytes", [4, 4_000, 98_000, 98_400, 102_396, 102_400, 102_404, 524_000, 525_000, 4_000_000]
+)
+def test_a_buffer_of_any_size_can_be_overwritten(n_bytes, offset):
+    """JAX copies small ones itself, before its call returns: also where it compiles in the call."""
+    buffer = aligned((n_bytes // 4,), offset)
+    f = eqxjit.filter_jit(lambda x: slow([ONE, x]))
+    for i in range(CALLS):
+        buffer[...] = i + 1
+        result = f(buffer)
+        buffer[...] = 0
+        assert float(result) == 1 + (i + 1) * buffer.size
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64, np.complex128])
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_buffer_of_a_wide_dtype_can_be_overwritten(dtype, x64):
+    buffer = aligned((2, 500_000)).view(dtype).ravel()
+    with jax.enable_x64(x64):
+        f = eqxjit.filter_jit(lambda x: slow([ONE, jnp.real(x)]))
+        for i in range(CALLS):
+            buffer[...] = i + 1
+            result = f(buffer)
+            buffer[...] = 0
+            assert float(result) == 1 + (i + 1) * buffer.size
+
+
+def test_a_mapped_file_can_be_overwritten(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((_SIDE, 4 * _SIDE), np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    f = eqxjit.filter_jit(lambda x: slow(x))
+    for i in range(CALLS):
+        mapped[...] = i + 1
+        result = f(mapped)
+        mapped[...] = 0
+        assert float(result) == (i + 1) * mapped.size
+
+
+@pytest.mark.parametrize("fun", [lambda x: x, lambda x: x + 1, lambda x: x.at[0].set(5)])
+@pytest.mark.parametrize("donate", ["none", "all"])
+def test_a_program_neither_writes_a_buffer_nor_returns_it(fun, donate):
+    f = eqxjit.filter_jit(fun, donate=donate)
+    for _ in range(CALLS):
+        buffer = aligned((1_000_000,))
+        buffer[...] = 3
+        result = f(buffer)
+        assert np.all(buffer == 3)
+        expected = np.array(result)
+        buffer[...] = 0
+        assert np.array_equal(result, expected)
 
 
 class Pair(eqx.Module):
@@ -120,25 +181,77 @@ def test_a_byte_swapped_array_is_refused_by_name():
         f(np.ones(3, "f4"))
 
 
-@pytest.mark.parametrize("argument", ["small", "large", "key"])
-def test_no_call_waits_for_an_argument(argument):
-    """Which it returns or reads."""
-    other = {
-        "small": np.ones(4, np.float32),
-        "large": np.ones(4_000_000, np.float32),
-        "key": jax.random.key(0),
-    }[argument]
+def ones(n, offset):
+    array = aligned((n,), offset)
+    array[...] = 1
+    return array
 
-    side = 600 if jax.default_backend() == "cpu" else 4000
+
+SIDE_OF_A_LONG_PROGRAM = 800 if jax.default_backend() == "cpu" else 4000
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(ones(4, 0), id="small"),
+        pytest.param(ones(100_000, 0), id="aligned, medium"),
+        pytest.param(ones(1_000_000, 16), id="not aligned"),
+        pytest.param(np.ones(1_000_000), id="converted"),
+        pytest.param(ones(2_000_000, 0)[::2], id="not contiguous"),
+        pytest.param(jax.random.key(0), id="key"),
+    ],
+)
+def test_no_call_waits_for_an_argument(other):
+    """Which it returns or reads."""
 
     def fun(x, other):
-        return slow(x, side), other if argument == "key" else slow(x) + other[0]
+        is_key = jnp.issubdtype(other.dtype, jax.dtypes.prng_key)
+        return slow(x, SIDE_OF_A_LONG_PROGRAM), other if is_key else slow(x) + other[0]
 
     f, blocking = (eqxjit.filter_jit(fun, block=block) for block in (False, True))
     for _ in range(CALLS):
         jax.block_until_ready(f(ONE, other))
         assert blocking(ONE, other)[0].is_ready()
     assert not f(ONE, other)[0].is_ready()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="nothing else reads NumPy's memory")
+def test_a_call_waits_for_memory_that_is_read_in_place_unless_an_earlier_program_runs():
+    f = eqxjit.filter_jit(lambda x, other: slow(x, SIDE_OF_A_LONG_PROGRAM) * 0 + other[0])
+    other = ones(1_000_000, 0)
+    x = ONE
+    for i in range(2 * CALLS):
+        first = f(x, other)
+        assert first.is_ready(), i
+        running = f(x, np.ones(10, np.float32))
+        assert not running.is_ready(), i
+        second = f(running, other)
+        assert not second.is_ready(), i
+        other[...] = 0
+        assert second == 1
+        other[...] = 1
+
+
+def test_an_array_is_copied_once_however_many_structures_are_tried():
+    n_copies = 0
+
+    class Counted(np.ndarray):
+        def __array_finalize__(self, obj):
+            nonlocal n_copies
+            n_copies += obj is not None
+
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    array = np.ones(3, np.float32).view(Counted)
+    for _ in range(CALLS):
+        for n in range(5):
+            n_copies = 0
+            f(array, n)
+            # And JAX looks at it, where it traces.
+            assert n_copies <= 2
+    for n in (3, 1, 4):
+        n_copies = 0
+        f({"array": array}["array"], n)
+        assert n_copies == 1
 
 
 ONES = np.ones((_SIDE, _SIDE), np.float32)
@@ -177,3 +290,29 @@ def test_a_buffer_can_be_overwritten_between_the_passes():
         _, pull = jax.vjp(f, buffer)
         buffer[...] = 9
         assert pull(jnp.ones(()))[0].tolist() == [2 * i] * 3
+
+
+#: Transformations of a function of an array, which read again later what else it was given.
+LATER = {
+    "vjp": lambda f: lambda: jax.vjp(f, ONE)[1],
+    "linearize": lambda f: lambda: jax.linearize(f, ONE)[1],
+    "jaxpr": lambda f: (
+        lambda: functools.partial(
+            jax.core.eval_jaxpr, (closed := jax.make_jaxpr(f)(ONE)).jaxpr, closed.consts
+        )
+    ),
+    "jit": lambda f: lambda: jax.jit(f).lower(ONE).compile(),
+}
+
+
+@pytest.mark.parametrize("way", LATER)
+@pytest.mark.parametrize(("size", "offset"), [(3, 16), (3, 0), (200_000, 16), (200_000, 0)])
+def test_a_buffer_beside_a_tracer_can_be_overwritten(way, size, offset):
+    f = eqxjit.filter_jit(lambda w, x: jnp.mean(w * x))
+    for i in range(CALLS):
+        buffer = aligned((size,), offset)
+        buffer[...] = i
+        later = LATER[way](lambda w, buffer=buffer: f(w, buffer))()
+        buffer[...] = 9
+        [result] = jax.tree.leaves(later(ONE))
+        np.testing.assert_allclose(result, i, rtol=1e-5)

@@ -1,6 +1,7 @@
 """The source of a specialised call: readable, shown in tracebacks, and out of the user's way."""
 
 import ast
+import collections
 import gc
 import inspect
 import linecache
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.helpers import SPECIALIZING, assert_same
+from tests.support.helpers import SPECIALIZING, Own, assert_same
 from tests.support.models import Scaled
 from tests.support.sides import CALLS
 
@@ -87,6 +88,44 @@ def test_the_source_is_that_of_the_latest_structure():
     assert f.specialized_source() is None
     warm(f, X, 1)
     assert f.specialized_source() in seen
+
+
+@specializing
+def test_the_source_is_that_of_the_latest_call():
+    """Also of one that is served by a fast path, however long ago this was made."""
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    sources = []
+    for n in range(4):
+        warm(f, X, n)
+        sources.append(f.specialized_source())
+    for n in (2, 0, 0, 3, 1):
+        f(X, n)
+        assert f.specialized_source() == sources[n]
+
+
+KEYS = ["a$b", "$", "{x}", "a b", "'", '"', "\n", "\\", "__a", "#", "f", "None"]
+
+
+def test_a_keyword_may_be_any_text():
+    f = eqxjit.filter_jit(lambda **options: options)
+    options = {key: X + i for i, key in enumerate(KEYS)}
+    # What a replacement in the source would make of them.
+    options |= {"a_b": -X, "_": -X, "a__b": -X, "__": -X}
+    for _ in range(CALLS):
+        assert_same(f(**options), options)
+        assert_same(f(tree=options), {"tree": options})
+
+
+def test_a_class_may_have_any_name():
+    for name in ("a\nraise ValueError", "a$b", "class", "{x}", "#", ""):
+        kind = type(name or " ", (Own,), {})
+        point = collections.namedtuple("Point", "x y")
+        point.__name__ = name
+        f = eqxjit.filter_jit(lambda tree: tree)
+        for _ in range(CALLS):
+            out = f([X, kind(1), point(X, 2)])
+            assert type(out[1]) is kind
+            assert type(out[2]) is point
 
 
 @generated

@@ -529,3 +529,28 @@ def test_a_solve_by_diffrax():
         assert f"{line_of(solve, 3)} makes " in note
         assert "a solver of fewer stages" in note
         assert ("`throw=False`" in note) == program.calls_python == (not options)
+
+
+def test_names_of_captured_arrays_run_no_code_of_the_users():
+    """A flatten would make a State unusable, and what an attribute raises would fail the call."""
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "b", mode="batch")
+
+    class Angry:
+        def __init__(self):
+            self.weight = jnp.arange(5000.0)
+
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+    angry, odd = Angry(), {1: state, "a": [state], (2,): {object(): 3}}
+
+    @eqxjit.filter_jit
+    def f(x):
+        return x + angry.weight[0] + len(odd)
+
+    assert f(jnp.ones(3))[0] == 4
+    [captured] = f.traces()[0].program.constants
+    assert (captured.name, captured.type) == ("angry.weight", "float32[5000]")
+    x = jnp.ones((3, 2))
+    axes = {"axis_name": "b", "in_axes": (0, None), "out_axes": (0, None)}
+    assert jax.vmap(norm, **axes)(x, state)[0].shape == (3, 2)

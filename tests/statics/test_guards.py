@@ -1,22 +1,26 @@
 """Guards compare static objects as a look-up in a dict does: by type, then hash, then `==`."""
 
 import collections
+import signal
 import threading
 
 import equinox as eqx
 import jax.numpy as jnp
 import jax.tree_util
+import numpy as np
 import pytest
 
 import eqxjit
-from tests.support.helpers import SPECIALIZING, Own, assert_same
+from tests.support import inside
+from tests.support.helpers import SPECIALIZING, Own, assert_same, outcome
 
 
 class Counting:
     """An object whose `hash` and `==` are counted, and may raise."""
 
     hashes = comparisons = 0
-    raises: Exception | None = None
+    raises: type[Exception] | None = None
+    raises_compared: type[Exception] | None = None
 
     def __init__(self, value):
         self.value = value
@@ -24,11 +28,14 @@ class Counting:
     def __hash__(self):
         Counting.hashes += 1
         if Counting.raises is not None:
-            raise Counting.raises
+            # A new one each time, because an exception keeps its traceback.
+            raise Counting.raises("from a hash")
         return hash(self.value)
 
     def __eq__(self, other):
         Counting.comparisons += 1
+        if Counting.raises_compared is not None:
+            raise Counting.raises_compared("from a comparison")
         assert type(other) is Counting
         assert hash(self.value) == hash(other.value), "compared although the hashes differ"
         return self.value == other.value
@@ -42,7 +49,7 @@ class Timeout(Exception):
 def reset():
     Counting.hashes = Counting.comparisons = 0
     yield
-    Counting.raises = None
+    Counting.raises = Counting.raises_compared = None
 
 
 class Holder(eqx.Module):
@@ -111,7 +118,7 @@ def test_what_a_hash_raises_is_raised_at_once():
     f = eqxjit.filter_jit(lambda x, v: x * 2)
     for v in (Counting(1), Counting(1), Counting(1)):
         f(jnp.ones(2), v)
-    Counting.raises = Timeout("from a hash")
+    Counting.raises = Timeout
     Counting.hashes = 0
     with pytest.raises(Timeout, match="from a hash"):
         f(jnp.ones(2), v)
@@ -120,6 +127,84 @@ def test_what_a_hash_raises_is_raised_at_once():
     Counting.raises = None
     assert_same(f(jnp.ones(2), v), 2 * jnp.ones(2))
     assert f.cache_info().traces == 1
+
+
+ERRORS = [TypeError, ValueError, UnicodeError, RecursionError, AttributeError, KeyError, Timeout]
+
+
+@pytest.mark.parametrize("put", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("method", ["hash", "=="])
+def test_a_call_raises_what_the_slow_path_raises(put, error, method, request):
+    """Whichever path it takes, with the same words."""
+    f = eqxjit.filter_jit(lambda x, v, n: x * n)
+    x = jnp.ones(2)
+    for n in (1, 2, 1):
+        for _ in range(3):
+            f(x, put(Counting(1)), n)
+    if method == "hash":
+        Counting.raises = error
+    else:
+        Counting.raises_compared = error
+    value = put(Counting(1))
+    expected = outcome(inside.caller(f).slow_call, x, value, 1)
+    found = outcome(f, x, value, 1)
+    if method == "hash" and error is TypeError and "static field" in request.node.callspec.id:
+        # Not hashable, as far as it tells: it equals no other.
+        assert_same(found, expected)
+        return
+    assert isinstance(expected, Exception)
+    assert (type(found), str(found)) == (type(expected), str(expected))
+    Counting.raises = Counting.raises_compared = None
+    assert_same(f(x, value, 1), x)
+    assert f.cache_info().traces == 2
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_a_comparison_that_the_slow_path_does_not_make_raises_nothing(error):
+    """As that of two tables of data, which have no single truth value."""
+
+    class Ambiguous(Own):
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            if other is not self:
+                raise error("ambiguous")
+            return True
+
+    f = eqxjit.filter_jit(lambda x, v, n: x * n)
+    x = jnp.ones(2)
+    value = Ambiguous(1)
+    for n in (1, 1, 1, 2, 2):
+        assert_same(f(x, value, n), x * n)
+    other = Ambiguous(2)
+    for n in (3, 3, 3):
+        assert_same(f(x, other, n), x * n)
+
+
+def test_the_new_value_s_equality_is_asked():
+    """As a look-up in a dict does, if both have one."""
+
+    class Lenient:
+        def __init__(self, accepts):
+            self.accepts = accepts
+
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            return self.accepts
+
+    for put in PLACES.values():
+        f = eqxjit.filter_jit(lambda x, v: x)
+        for _ in range(4):
+            f(jnp.ones(2), put(Lenient(False)))
+        n = f.cache_info().traces
+        f(jnp.ones(2), put(Lenient(True)))
+        assert f.cache_info().traces == n
+        f(jnp.ones(2), put(Lenient(False)))
+        assert f.cache_info().traces == n + 1
 
 
 @pytest.mark.skipif(not SPECIALIZING, reason="the slow path makes a key, which hashes each part")
@@ -200,3 +285,76 @@ def test_no_lock_is_held_while_static_values_are_compared():
         assert f(x, Value(n)).tolist() == [n, n]
     assert finished
     assert all(finished)
+
+
+class Interrupt(BaseException):
+    """As an exit, or Ctrl-C."""
+
+
+@pytest.mark.parametrize("second", [ValueError, Interrupt])
+def test_an_error_is_not_lost_if_the_arguments_can_not_be_taken_apart_again(second):
+    class Once:
+        is_left = None
+
+        def __init__(self, x):
+            self.x = x
+
+        def flatten(self):
+            if Once.is_left == 0:
+                raise second("from the flatten")
+            if Once.is_left is not None:
+                Once.is_left -= 1
+            return (self.x,), None
+
+    jax.tree_util.register_pytree_node(Once, Once.flatten, lambda _, children: Once(*children))
+
+    def body(once):
+        def check(x):
+            if np.any(x < 0):
+                raise RuntimeError("the program's")
+            return x
+
+        return jax.pure_callback(check, once.x, once.x)
+
+    f = eqxjit.filter_jit(body)
+    for _ in range(4):
+        f(Once(jnp.ones(2)))
+    Once.is_left = 1
+    with pytest.raises((Exception, Interrupt)) as info:
+        f(Once(-jnp.ones(2)))
+    error = info.value
+    # The slow path takes them apart once.
+    if second is Interrupt and SPECIALIZING:
+        assert type(error) is Interrupt
+        error = error.__context__
+    assert "the program's" in str(error)
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="the slow path words it")
+@pytest.mark.parametrize("error", [ValueError, RecursionError])
+def test_what_a_signal_handler_raises_in_a_guard_arrives(error):
+    """Also if it is an error on which the slow path has the last word otherwise."""
+
+    class Interrupted(Own):
+        is_due = False
+
+        def __hash__(self):
+            if Interrupted.is_due:
+                Interrupted.is_due = False
+                signal.raise_signal(signal.SIGUSR1)
+            return 1
+
+    def handler(*_):
+        raise error("from a handler")
+
+    f = eqxjit.filter_jit(lambda x, v: x)
+    for _ in range(4):
+        f(jnp.ones(2), Interrupted(1))
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        Interrupted.is_due = True
+        with pytest.raises(error, match=r"^from a handler$"):
+            f(jnp.ones(2), Interrupted(1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert_same(f(jnp.ones(2), Interrupted(1)), jnp.ones(2))

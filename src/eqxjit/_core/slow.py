@@ -12,7 +12,8 @@ from .._compat import ArrayImpl, connect, is_transforming, native
 from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
-from .._spec.tree import Parts, as_array, combine, has_tracers, wait_for
+from .._spec.arrays import has_tracers, passed, wait_for
+from .._spec.tree import Parts, combine
 from .._text import comes_from_signal_handler, switch
 from .entry import Call, Entry, Out, Output
 from .errors import drop_unused, raise_clearer
@@ -82,7 +83,12 @@ def run(call: Call) -> Any:
     """Run the program of a call, tracing and compiling it if it is new; return the output."""
     __tracebackhide__ = True
     with ending(call):
-        return finish(call, make(call, call.entry.jitted, *map(as_array, call.flat)))
+        arrays, waits = passed(call.flat)
+        output = make(call, call.entry.jitted, *arrays)
+        if waits:
+            # The program reads NumPy arrays in place, which their owner may overwrite.
+            wait_for(*output.values())
+        return finish(call, output)
 
 
 def finish(call: Call, output: Output) -> Any:

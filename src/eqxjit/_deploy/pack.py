@@ -20,8 +20,9 @@ from jax.tree_util import keystr, tree_leaves, tree_leaves_with_path
 from .._compat import ArrayImpl
 from .._core.table import split_named
 from .._diagnostics.description import array_text, describe_trees
+from .._spec.arrays import copy_numpy
 from .._spec.static_key import Static
-from .._spec.tree import Spec, combine, copy_numpy, is_array, split
+from .._spec.tree import Spec, combine, is_array, split
 from .._text import counted, short
 from .snapshot import Type, changes, snapshot, type_of
 

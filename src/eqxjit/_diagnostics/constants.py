@@ -4,19 +4,20 @@ A function that reads an array from a closure or a global variable has that arra
 copies it into each program, and XLA may compute with it at compile time.
 """
 
+import contextlib
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Var
-from jax.tree_util import keystr
 
-from .._compat import stack_of, traceback_of
+from .._compat import fields_of, stack_of, traceback_of
 from .._places import captured, is_users, is_users_module, line_of, location, wrapped_by
-from .._spec.tree import is_array
-from .._text import bytes_text
+from .._spec.tree import ARRAY_CLASSES
+from .._text import bytes_text, short
 from .description import array_text
 
 #: A note says what to do about captured arrays of so many bytes in all.
@@ -135,29 +136,54 @@ class _Names:
         return name
 
     def _visit(self, name: str, value: Any) -> None:
+        """Look at what a variable holds. Runs no code of the user's, such as a flatten."""
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if is_array(value):
+        kind = type(value)
+        if kind in ARRAY_CLASSES or issubclass(kind, (np.ndarray, jax.Array)):
             self._by_id[id(value)] = name
-            canonical = jax.dtypes.canonicalize_dtype(value.dtype)
-            self._by_type.setdefault(array_text(canonical, value.shape), set()).add(name)
-        elif isinstance(value, (eqx.Module, tuple, list, dict)):
-            leaves = jax.tree_util.tree_flatten_with_path(value)[0]
-            self._pending += [(name + keystr(path), leaf) for path, leaf in leaves]
-            if isinstance(value, eqx.Module) and is_users_module(type(value).__module__):
-                self._pending.append(("", type(value).__call__)) if callable(value) else None
+            for text in _types_in_jax(value):
+                self._by_type.setdefault(text, set()).add(name)
+        elif issubclass(kind, eqx.Module):
+            self._add_parts(name, [(f".{key}", part) for key, part in fields_of(value).items()])
+            if is_users_module(kind.__module__) and "__call__" in dir(kind):
+                self._pending.append(("", kind.__call__))
+        elif issubclass(kind, dict):
+            self._add_parts(name, [(f"[{short(key)}]", part) for key, part in dict.items(value)])
+        elif issubclass(kind, (tuple, list)):
+            names = [f".{key}" for key in getattr(kind, "_fields", ())]
+            parts = [*(tuple if issubclass(kind, tuple) else list).__iter__(value)]
+            names = names if len(names) == len(parts) else [f"[{i}]" for i in range(len(parts))]
+            self._add_parts(name, zip(names, parts, strict=True))
         elif callable(value):
-            for each in wrapped_by(value):
-                if isinstance(each, types.MethodType):
-                    self._pending.append(("self", each.__self__))
-                elif isinstance(each, types.FunctionType):
-                    self._pending += _variables_of(each)
-                elif each is not value:
-                    self._pending.append((name, each))
-        if is_users_module(type(value).__module__) and not isinstance(value, eqx.Module):
-            held = getattr(value, "__dict__", {})
-            self._pending += [(f"{name}.{key}".lstrip("."), each) for key, each in held.items()]
+            self._add_callables(name, value)
+        is_plain = is_users_module(kind.__module__) and not issubclass(kind, (eqx.Module, type))
+        if is_plain and kind.__dictoffset__:
+            attributes = object.__getattribute__(value, "__dict__")
+            self._add_parts(name, [(f".{key}", part) for key, part in attributes.items()])
+
+    def _add_parts(self, name: str, parts: Iterable[tuple[str, Any]]) -> None:
+        self._pending += [((name + suffix).lstrip("."), part) for suffix, part in parts]
+
+    def _add_callables(self, name: str, value: Any) -> None:
+        for each in wrapped_by(value):
+            if isinstance(each, types.MethodType):
+                self._pending.append(("self", each.__self__))
+            elif isinstance(each, types.FunctionType):
+                self._pending += _variables_of(each)
+            elif each is not value:
+                self._pending.append((name, each))
+
+
+def _types_in_jax(array: Any) -> set[str]:
+    """Return the types that an array may have as a constant: its own, and the one JAX gives it."""
+    texts = {array_text(array.dtype, array.shape)}
+    if isinstance(array.dtype, np.dtype) and not array.dtype.hasobject:
+        with contextlib.suppress(TypeError, ValueError):
+            # JAX rejects some dtypes, such as text.
+            texts.add(array_text(jax.dtypes.canonicalize_dtype(array.dtype), array.shape))
+    return texts
 
 
 def _variables_of(fun: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -329,6 +329,9 @@ def _array_part(array: Any) -> ArrayPart:
         try:
             aval: Any = jax.typeof(array)
         except (TypeError, ValueError):
+            if not issubclass(type(array), (np.ndarray, np.generic)):
+                # An object whose `__class__` claims that it is an array.
+                return ArrayPart((), type(array).__name__, False, "")
             # A NumPy array with a dtype that JAX rejects.
             aval = array
         # A tracer has no placement.

@@ -11,7 +11,7 @@ from typing import Any
 
 from .._compat import is_staging, trace_configuration, weak_lowering
 from .._places import Place, call_site, is_within_pmap
-from .._text import times
+from .._text import comes_from_signal_handler, times
 from . import events
 from .constants import constants_of
 from .description import UNKNOWN, Description, describe, describe_function
@@ -136,7 +136,13 @@ class History:
         if call.jaxpr is not None:
             record.jaxpr, record.lowering = weakref.ref(call.jaxpr), weak_lowering(call.lowered)
             # Now, because names are found in the function and its arguments, which may die.
-            record.constants = constants_of(call.jaxpr, [*call.function.statics, *call.statics])
+            try:
+                record.constants = constants_of(call.jaxpr, [*call.function.statics, *call.statics])
+            except Exception as error:
+                # It goes through objects of the user's, which may be of any kind. The call has run,
+                # and mustn't fail for a lack of names.
+                if comes_from_signal_handler(error):
+                    raise
             log_constants(record.function, record.constants)
             if events.listeners:
                 # For a report that is read when JAX has dropped them.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from jax.core import Tracer
 
 from .._compat import (
@@ -12,15 +13,17 @@ from .._compat import (
     registered_nodes,
     unflatten_node,
 )
+from .._spec.arrays import passed, wait_for
 from .._spec.static_key import Opaque, same
-from .._spec.tree import ARRAY, DICT, as_array, wait_for
-from .writer import TooLarge, Writer
+from .._spec.tree import ARRAY, ARRAY_CLASSES, DICT, is_array
+from .writer import TooLarge, Writer, is_for_slow_path
 
 if native is not None:
     # What it compares with, and calls.
     native.setup(
-        *(ARRAY, ArrayImpl, Tracer, as_array),
-        *(flatten_one_level, registered_nodes, same, unflatten_node, Opaque, wait_for),
+        *(ARRAY, ArrayImpl, Tracer, np.ndarray, ARRAY_CLASSES, is_array, passed),
+        *(flatten_one_level, registered_nodes, same, unflatten_node, wait_for, Opaque),
+        is_for_slow_path,
     )
 
 
@@ -29,14 +32,36 @@ class PythonFast:
 
     - `entry`: the entry.
     - `hits`: how many calls it has served; `hits_before`: as of when the table last looked.
+    - `is_first`: whether it was the first of its function's fast paths when it last ran. A warm
+        call reads this flag alone.
     """
 
-    __slots__ = "_make", "entry", "hits", "hits_before"
+    __slots__ = "_fasts", "_make", "entry", "hits", "hits_before", "is_first"
 
     def __init__(self, function: Any, entry: Any):
         self.entry = entry
         self.hits = self.hits_before = 0
+        self.is_first = False
+        self._fasts: list[Any] = []
         _, self._make = Writer(function, entry).write()
+
+    def link(self, fasts: list[Any]) -> None:
+        """Tell it the list of its function's fast paths, of which the latest hit is the first."""
+        self._fasts = fasts
+        self.is_first = fasts[:1] == [self]
+
+    def move_to_front(self) -> None:
+        fasts = self._fasts
+        for other in fasts[:]:
+            other.is_first = False
+        # Without a lock: in the worst case another thread's order wins.
+        try:
+            fasts.remove(self)
+        except ValueError:
+            # It was dropped meanwhile.
+            return
+        fasts.insert(0, self)
+        self.is_first = True
 
     def instantiate(self, handler: Any, otherwise: Any) -> Any:
         signature, statics = handler.function.signature, handler.function.statics
@@ -89,6 +114,7 @@ def link(wrapper: Any, handler: Any) -> None:
         parts = handler, handler.fun_arrays, function.statics, names, handler.fasts
         connect(wrapper, otherwise, *parts)
         return
-    for fast in reversed(handler.fasts):
+    for fast in handler.fasts[::-1]:
+        fast.link(handler.fasts)
         otherwise = fast.instantiate(handler, otherwise)
     connect(wrapper, otherwise)

@@ -7,12 +7,15 @@ those of _spec/tree.py, keys of static objects those of _spec/static_key.py.
 
 Invariants:
 - Public CPython API only. The GIL is never released; a free-threaded Python doesn't build this.
-- Whatever is walked into has a strong reference here, because `==`, registered flattens and copies of
-  NumPy arrays run Python code, which may change or free any container of the user's.
+- Guards have no effect: they take references and compare. Of the user's code they run registered flattens,
+  `hash` and `==` alone. NumPy arrays are copied after all of a call has matched.
+- Whatever is walked into has a strong reference here, because the user's code may change or free any
+  container of the user's.
 - Sizes and items are read anew after each child, for the same reason.
 - Specs and keys are ours, and are trusted; how many arrays and static objects they hold is checked.
 - A tuple or list of ours is made when its items are there: the garbage collector shows it to anybody.
-- What a guard raises is raised.
+- If a guard raises an error on which the slow path has the last word (see `is_for_slow_path` in writer.py),
+  the slow path makes the call. Any other error is the user's or a signal handler's, and is raised at once.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -33,7 +36,7 @@ Invariants:
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
-#define INTERFACE 60
+#define INTERFACE 61
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -47,7 +50,7 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 /* Names of methods and attributes. */
 #define NAMES(DO)                                                                                      \
     DO(failed_fast) DO(finish_fast) DO(call_of) DO(block_until_ready) DO(entry) \
-    DO(hash) DO(value) DO(identity_suffices) DO(content)
+    DO(hash) DO(value) DO(identity_suffices) DO(content) DO(dtype) DO(isnative) DO(copy)
 #define DECLARE(name) PyObject *name;
 
 typedef struct {
@@ -56,12 +59,22 @@ typedef struct {
     PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;   /* the class of most arrays */
     PyTypeObject *tracer_type;
-    PyObject *as_array;     /* see numpy_inputs.py */
-    PyObject *flatten, *registered, *same, *unflatten, *wait_for;
+    PyObject *numpy_type;    /* of arrays whose owners may overwrite them */
+    PyObject *array_classes; /* the classes of most arrays: these two, and NumPy's scalars */
+    PyObject *is_array, *passed, *flatten, *registered, *same, *unflatten, *wait_for;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
+    PyObject *is_for_slow_path;
     NAMES(DECLARE)
     PyObject *empty; /* tuple */
 } State;
+
+/* What `setup` takes, in the order of the structure; and all references of the state. */
+#define FROM_PYTHON(DO)                                                                                \
+    DO(array_mark) DO(array_type) DO(tracer_type) DO(numpy_type) DO(array_classes) DO(is_array)        \
+    DO(passed) DO(flatten) DO(registered) DO(same) DO(unflatten) DO(wait_for) DO(opaque_type) \
+    DO(is_for_slow_path)
+#define STATE_FIELDS(DO)                                                                               \
+    DO(static_type) DO(flags_type) DO(fast_type) DO(dispatcher_type) FROM_PYTHON(DO) NAMES(DO) DO(empty)
 
 static struct PyModuleDef module_def;
 
@@ -207,7 +220,7 @@ static THREAD_LOCAL InFlight *innermost = NULL;
 
 /* Records lie on the heap and are taken out by identity, because a greenlet may leave a call, with its part of
    the C stack, that another one's outlasts. They borrow all but `call`, which is moved there and back. */
-static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ssize_t n, InFlight *call) {
+static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, size_t n_arrays_flag, InFlight *call) {
     Py_ssize_t n_all = call->n_args + (call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames));
     InFlight *record = PyMem_Malloc(sizeof(InFlight) + (size_t)n_all * sizeof(PyObject *)), **link = &innermost;
     if (record == NULL) return PyErr_NoMemory();
@@ -216,7 +229,7 @@ static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ss
     if (n_all > 0) memcpy((void *)record->args, (void *)call->args, (size_t)n_all * sizeof(PyObject *));
     record->outer = *link;
     *link = record;
-    PyObject *output = PyObject_Vectorcall(jitted, arrays, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *output = PyObject_Vectorcall(jitted, arrays, n_arrays_flag, NULL);
     while (*link != record) link = &(*link)->outer;
     *link = record->outer;
     call->call = record->call;
@@ -251,8 +264,8 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     PyObject *entry = n_args < 2 ? MALFORMED(NULL) : PyObject_GetAttr(args[0], state->entry);
     if (entry == NULL) return NULL;
     InFlight call = {.entry = entry, .call = args[0]};
-    /* What is called may use the place before the arrays, and has it back as it was. */
-    PyObject *output = call_in_flight(args[1], args + 2, n_args - 2, &call);
+    /* Without `PY_VECTORCALL_ARGUMENTS_OFFSET`, because the place before the arrays is the caller's. */
+    PyObject *output = call_in_flight(args[1], args + 2, (size_t)(n_args - 2), &call);
     Py_DECREF(entry);
     return output;
 }
@@ -293,6 +306,7 @@ typedef struct {
     PyObject **arrays;  /* in JAX's order */
     PyObject **statics; /* static objects, in the order of the spec */
     Py_ssize_t n_taken, n_static;
+    int has_others;     /* whether some array is neither JAX's nor a NumPy scalar */
     PyObject **block, *small[N_SLOTS]; /* room for both, and for a `self` before the arrays */
     Py_ssize_t n_block;
 } Walk;
@@ -437,42 +451,44 @@ static int same(Walk *walk, PyObject *key, PyObject *value) {
     return same_in_python(walk, key, value);
 }
 
-/* Takes an array as it is passed on, in its place. That it is one suffices: JAX compares shapes and dtypes. */
-static int take_array(Walk *walk, PyObject *leaf, Py_ssize_t place) {
+/* Takes a leaf that is an array. That it is one suffices: JAX compares shapes and dtypes. */
+static int match_array(Walk *walk, PyObject *leaf) {
     State *state = walk->state;
     PyTypeObject *type = Py_TYPE(leaf);
-    if ((PyObject *)type == state->array_type) {
-        walk->arrays[place] = Py_NewRef(leaf);
-        return 1;
-    }
-    PyObject *array = PyObject_CallOneArg(state->as_array, leaf);
-    if (array == NULL) return -1;
-    if (array != Py_NotImplemented) walk->arrays[place] = array;
-    else Py_DECREF(array);
-    return array != Py_NotImplemented;
-}
-
-static int match_array(Walk *walk, PyObject *value) {
     if (walk->n_taken >= walk->fast->n_arrays) return MALFORMED(-1);
-    return take_array(walk, value, walk->n_taken++);
+    if ((PyObject *)type != state->array_type) {
+        int is_array = PySet_Contains(state->array_classes, (PyObject *)type);
+        if (is_array < 0) return -1;
+        /* NumPy's scalars can't change. */
+        walk->has_others = walk->has_others || !is_array || (PyObject *)type == state->numpy_type;
+        if (!is_array) {
+            PyObject *answer = PyObject_CallOneArg(state->is_array, leaf);
+            is_array = answer == NULL ? -1 : PyObject_IsTrue(answer);
+            Py_XDECREF(answer);
+            if (is_array <= 0) return is_array;
+        }
+    }
+    walk->arrays[walk->n_taken++] = Py_NewRef(leaf);
+    return 1;
 }
 
-/* A static object is compared with its key, then passed on: the program may return this very one. */
-static inline int match_static(Walk *walk, PyObject *key, PyObject *value) {
+/* Takes a static object: the program may return this very one. */
+static inline int take_static(Walk *walk, PyObject *value) {
     if (walk->n_static >= walk->fast->n_statics) return MALFORMED(-1);
     walk->statics[walk->n_static++] = Py_NewRef(value);
-    return same(walk, key, value);
+    return 1;
 }
 
-/* That its class isn't a node is asked on each call where it may have been registered meanwhile. */
-static int match_leaf(Walk *walk, Static *expected, PyObject *value) {
+/* Compares a static leaf. That its class isn't a node is asked on each call where it may have been registered
+   meanwhile. */
+static int same_leaf(Walk *walk, Static *expected, PyObject *value) {
     if (expected->ask) {
         PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value);
         if (flat == NULL) return -1;
         Py_DECREF(flat);
         if (flat != Py_None) return 0;
     }
-    return match_static(walk, expected->key, value);
+    return same(walk, expected->key, value);
 }
 
 static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
@@ -526,9 +542,11 @@ static int match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t 
 static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
     PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value), *children = NULL;
     int matches = flat == NULL ? -1 : flat != Py_None;
+    if (matches > 0 && (!PyTuple_Check(flat) || PyTuple_GET_SIZE(flat) != 2)) matches = MALFORMED(-1);
     if (matches > 0) {
         Static *metadata = (Static *)PyTuple_GET_ITEM(spec, 2);
-        matches = match_static(walk, metadata->key, PyTuple_GET_ITEM(flat, 1));
+        matches = take_static(walk, PyTuple_GET_ITEM(flat, 1));
+        if (matches > 0) matches = same(walk, metadata->key, PyTuple_GET_ITEM(flat, 1));
     }
     if (matches > 0) {
         children = PySequence_Tuple(PyTuple_GET_ITEM(flat, 0));
@@ -544,7 +562,9 @@ static int match(Walk *walk, PyObject *spec, PyObject *value) {
         match_sequence, match_dict, match_module, match_node};
     if (spec == walk->state->array_mark) return match_array(walk, value);
     if (spec == Py_None) return value == Py_None;
-    if (Py_TYPE(spec) == walk->state->static_type) return match_leaf(walk, (Static *)spec, value);
+    if (Py_TYPE(spec) == walk->state->static_type) {
+        return take_static(walk, value) < 0 ? -1 : same_leaf(walk, (Static *)spec, value);
+    }
     /* The very class, because `split` has a subclass in another way, if at all. */
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(spec, 1)) return 0;
     if (ENTER) return -1;
@@ -681,9 +701,10 @@ static PyObject *make_output(Make *parts) {
     return made;
 }
 
-/* Waits until a program has run, if that can raise. It has run once one of its outputs is there; not so under a
-   transformation, which may pass inputs on. What its program can do is unknown. Returns whether it is one. */
-static int wait_for(Make *parts) {
+/* Returns whether the output is that of a transformation; waits until the program has run if that can raise, or
+   if it reads memory of the user's. It has run once one of its outputs is there; not so under a transformation,
+   which may pass inputs on, and whose program isn't known. */
+static int wait_for(Make *parts, int must_wait) {
     State *state = parts->walk->state;
     Flags *flags = parts->program;
     int are_plain = parts->n_arrays > 0, is_transformed = 0;
@@ -693,8 +714,9 @@ static int wait_for(Make *parts) {
         are_plain = 0;
         is_transformed = is_transformed || PyType_IsSubtype(type, state->tracer_type);
     }
-    /* What isn't read yet is waited for when it is. */
-    if (!is_transformed && (flags->unread || !flags->must_wait)) return is_transformed;
+    /* A program that isn't read yet is waited for when it is. */
+    must_wait = must_wait || (flags->must_wait && !flags->unread);
+    if (!is_transformed && !must_wait) return is_transformed;
     PyObject *done = are_plain ? PyObject_CallMethodNoArgs(parts->arrays[0], state->block_until_ready)
                                : PyObject_CallOneArg(state->wait_for, parts->list);
     Py_XDECREF(done);
@@ -708,7 +730,6 @@ static int wait_for(Make *parts) {
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    State *state = state_of(type);
     Fast new = {0};
     if (!PyArg_ParseTuple(args, "OOO!O!O!nnn:Fast", &new.entry, &new.jitted,
                           &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyDict_Type, &new.outs,
@@ -750,9 +771,9 @@ static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py
     return NULL;
 }
 
-/* A guard of a whole call: as many arguments, and of the names, of the one that the spec is of, as
-   `inspect.BoundArguments` has them. Whether the signature takes them is clear then. Their arrays and static
-   objects are in `walk` if it holds; only then is that to be ended. */
+/* A guard of a whole call: it has as many arguments, with the same names, as the call that the spec came from,
+   named as `inspect.BoundArguments` has them. So the signature takes them. If it matches, `walk` has the arrays
+   and static objects, which its caller releases. */
 static int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight *call) {
     Py_ssize_t n = call->n_args, n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
@@ -761,15 +782,13 @@ static int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight *call) 
     walk->state = self->state;
     walk->self = self;
     walk->fast = fast;
-    int looks_ahead = n_named > 0 || PyList_GET_SIZE(self->fasts) > 1;
-    for (Py_ssize_t i = 0; looks_ahead && i < n_all; i++) {
+    /* Static arguments tell structures apart fastest, so they are compared before trees are walked. */
+    for (Py_ssize_t i = 0; i < n_all; i++) {
         PyObject *value = argument(fast, self->names, call, i), *spec = spec_of(fast, i);
         if (value == NULL) return 0;
         if (Py_TYPE(spec) != self->state->static_type) continue;
-        /* Numbers and texts among the arguments tell structures apart fastest. */
-        PyObject *key = ((Static *)spec)->key;
-        int is_cheap = PyLong_CheckExact(key) || PyUnicode_CheckExact(key);
-        if (is_cheap && same(walk, key, value) == 0) return 0;
+        int is_same = same_leaf(walk, (Static *)spec, value);
+        if (is_same <= 0) return is_same;
     }
     walk->n_block = 1 + fast->n_arrays + fast->n_statics;
     walk->block = allocate(walk->small, N_SLOTS, walk->n_block);
@@ -777,9 +796,11 @@ static int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight *call) 
     walk->arrays = walk->block + 1;
     walk->statics = walk->arrays + fast->n_arrays;
     walk->n_taken = walk->n_static = 0;
+    walk->has_others = 0;
     int matches = 1;
     for (Py_ssize_t i = 0; matches > 0 && i < n_all; i++) {
-        matches = match(walk, spec_of(fast, i), argument(fast, self->names, call, i));
+        PyObject *value = argument(fast, self->names, call, i), *spec = spec_of(fast, i);
+        matches = Py_TYPE(spec) == self->state->static_type ? take_static(walk, value) : match(walk, spec, value);
     }
     for (Py_ssize_t i = 0; matches > 0 && i < fast->n_fun; i++) {
         matches = match_array(walk, PyTuple_GET_ITEM(self->fun_arrays, i));
@@ -787,6 +808,25 @@ static int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight *call) 
     if (matches > 0 && walk->n_taken != fast->n_arrays) matches = MALFORMED(-1);
     if (matches <= 0) release(walk->block, walk->small, walk->n_block);
     return matches;
+}
+
+/* Puts what a call passes in the place of each array, and returns whether it must wait for its program. */
+static int pass_arrays(Walk *walk) {
+    Py_ssize_t n = walk->n_taken;
+    PyObject *leaves = PyList_New(n), *answer = NULL, *arrays = NULL;
+    if (leaves == NULL) return -1;
+    for (Py_ssize_t i = 0; i < n; i++) PyList_SET_ITEM(leaves, i, Py_NewRef(walk->arrays[i]));
+    answer = PyObject_CallOneArg(walk->state->passed, leaves);
+    int waits = answer == NULL ? -1 : 0;
+    if (waits == 0 && PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2) arrays = PyTuple_GET_ITEM(answer, 0);
+    if (waits == 0 && (arrays == NULL || !PyList_CheckExact(arrays) || PyList_GET_SIZE(arrays) != n)) waits = MALFORMED(-1);
+    if (waits == 0) {
+        for (Py_ssize_t i = 0; i < n; i++) Py_XSETREF(walk->arrays[i], Py_NewRef(PyList_GET_ITEM(arrays, i)));
+        waits = PyObject_IsTrue(PyTuple_GET_ITEM(answer, 1));
+    }
+    Py_XDECREF(answer);
+    Py_DECREF(leaves);
+    return waits;
 }
 
 static PyMemberDef fast_members[] = {
@@ -802,16 +842,10 @@ TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
 
 /* --- Dispatcher: the base of wrappers ------------------------------------------------------------ */
 
-/* Has the handler finish a call of a jitted function. */
-static PyObject *ask_handler(State *state, InFlight *call, PyObject *method, PyObject *output) {
-    PyObject *made = call_of(state, call);
-    return made == NULL ? NULL : PyObject_CallMethodObjArgs(call->handler, method, output, made, NULL);
-}
-
-/* Has it raise the exception that is set, with its traceback, or a clearer one. */
-static PyObject *hand_over_error(State *state, InFlight *call) {
+/* Takes the exception that is set, with its traceback. */
+static PyObject *take_error(void) {
 #if PY_VERSION_HEX >= 0x030C0000
-    PyObject *error = PyErr_GetRaisedException();
+    return PyErr_GetRaisedException();
 #else
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
@@ -819,23 +853,74 @@ static PyObject *hand_over_error(State *state, InFlight *call) {
     if (traceback != NULL) PyException_SetTraceback(error, traceback);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
+    return error;
 #endif
-    PyObject *result = ask_handler(state, call, state->failed_fast, error);
-    Py_DECREF(error);
-    return result;
+}
+
+/* Sets it again, with the context that it has. Steals the reference. */
+static void set_error(PyObject *error) {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), error, PyException_GetTraceback(error));
+#endif
+}
+
+/* Has the handler finish a call of a jitted function. */
+static PyObject *finish(State *state, InFlight *call, PyObject *output) {
+    PyObject *made = call_of(state, call);
+    return made == NULL ? NULL : PyObject_CallMethodObjArgs(call->handler, state->finish_fast, output, made, NULL);
+}
+
+/* Has the handler raise the exception that is set, or a clearer one. */
+static PyObject *hand_over_error(State *state, InFlight *call) {
+    PyObject *error = take_error(), *made = call_of(state, call);
+    if (made != NULL) {
+        PyObject *result = PyObject_CallMethodObjArgs(call->handler, state->failed_fast, error, made, NULL);
+        Py_DECREF(error);
+        return result;
+    }
+    /* The arguments can't be taken apart again: what was raised first is the call's error. But an interrupt or
+       an exit must not be lost. */
+    if (PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+        set_error(error);
+        return NULL;
+    }
+    PyObject *interrupt = take_error(), *context = PyException_GetContext(interrupt);
+    /* As Python does it for what is raised while another exception is handled. */
+    if (context == NULL) PyException_SetContext(interrupt, error);
+    else Py_DECREF(error);
+    Py_XDECREF(context);
+    set_error(interrupt);
+    return NULL;
+}
+
+/* Returns whether the slow path has the last word on what a guard raised; sets it again if not. */
+static int is_for_slow_path(State *state) {
+    PyObject *error = take_error(), *answer = PyObject_CallOneArg(state->is_for_slow_path, error);
+    int is_for_it = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (is_for_it == 0) set_error(error);
+    else Py_DECREF(error);
+    return is_for_it;
 }
 
 /* Makes a call whose arguments match. */
 static PyObject *call_fast(Walk *walk, InFlight *call) {
     State *state = walk->state;
     Make parts = {.walk = walk};
-    PyObject *output = call_in_flight(walk->fast->jitted, walk->arrays, walk->fast->n_arrays, call), *result;
-    int is_transformed = output == NULL || find_arrays(&parts, output) < 0 ? -1 : wait_for(&parts);
+    PyObject *output = NULL, *result;
+    int must_wait = walk->has_others ? pass_arrays(walk) : 0, is_transformed = -1;
+    if (must_wait >= 0) {
+        /* What is called may use the place before the arrays. */
+        size_t n_arrays_flag = (size_t)walk->fast->n_arrays | PY_VECTORCALL_ARGUMENTS_OFFSET;
+        output = call_in_flight(walk->fast->jitted, walk->arrays, n_arrays_flag, call);
+    }
+    if (output != NULL && find_arrays(&parts, output) == 0) is_transformed = wait_for(&parts, must_wait);
     if (is_transformed < 0) result = hand_over_error(state, call);
     /* A Call was made for a trace, or the program is to be read. */
-    else if (call->call != NULL || (parts.program->unread && !is_transformed)) {
-        result = ask_handler(state, call, state->finish_fast, output);
-    }
+    else if (call->call != NULL || (parts.program->unread && !is_transformed)) result = finish(state, call, output);
     else {
         walk->fast->hits++;
         result = make_output(&parts);
@@ -868,7 +953,10 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
             release(walk.block, walk.small, walk.n_block);
         }
         Py_DECREF(fast);
-        if (matches != 0) return result;
+        if (matches > 0) return result;
+        if (matches == 0) continue;
+        if (is_for_slow_path(self->state) <= 0) return NULL;
+        break;
     }
     PyObject *otherwise = self->otherwise;
     if (otherwise == NULL) {
@@ -925,16 +1013,90 @@ TYPE(Dispatcher, dispatcher,
 
 /* --- The module ---------------------------------------------------------------------------------- */
 
-static PyObject *setup(PyObject *module, PyObject *args) {
+/* See `passed` in _spec/arrays.py. */
+#define ALIGNMENT 64
+enum { FAILED = -1, UNSETTLED, AS_IT_IS, TO_BE_COPIED };
+
+/* Says what becomes of a NumPy array that has less than `n_bytes`. `native_dtype`, borrowed, is that of the last
+   array, whose bytes aren't swapped. */
+static int settle_numpy(State *state, PyObject *array, Py_ssize_t n_bytes, PyObject **native_dtype) {
+    PyObject *dtype = PyObject_GetAttr(array, state->dtype);
+    if (dtype == NULL) return FAILED;
+    if (dtype != *native_dtype) {
+        PyObject *answer = PyObject_GetAttr(dtype, state->isnative);
+        int is_native = answer == NULL ? -1 : PyObject_IsTrue(answer);
+        Py_XDECREF(answer);
+        if (is_native <= 0) {
+            Py_DECREF(dtype);
+            return is_native < 0 ? FAILED : UNSETTLED;
+        }
+        /* The array, which is the caller's, keeps it. */
+        *native_dtype = dtype;
+    }
+    Py_DECREF(dtype);
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES) < 0) {
+        PyErr_Clear();
+        return UNSETTLED;
+    }
+    int how = buffer.len >= n_bytes ? UNSETTLED : (uintptr_t)buffer.buf % ALIGNMENT != 0 ? AS_IT_IS : TO_BE_COPIED;
+    PyBuffer_Release(&buffer);
+    return how;
+}
+
+static PyObject *settle_small(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
-    State new = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
-                          &new.tracer_type, &new.as_array, &new.flatten, &new.registered, &new.same,
-                          &new.unflatten, &new.opaque_type, &new.wait_for)) return NULL;
-    /* For good, as the module is there for good. */
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
+    PyObject *leaves, *native_dtype = NULL;
+    Py_ssize_t n_bytes;
+    if (!PyArg_ParseTuple(args, "O!n:settle_small", &PyList_Type, &leaves, &n_bytes)) return NULL;
+    PyObject *left = PyList_New(0);
+    for (Py_ssize_t i = 0; left != NULL && i < PyList_GET_SIZE(leaves); i++) {
+        PyObject *leaf = PyList_GET_ITEM(leaves, i), *type = (PyObject *)Py_TYPE(leaf), *made = NULL;
+        if (type == state->array_type) continue;
+        int how = type == state->numpy_type ? settle_numpy(state, leaf, n_bytes, &native_dtype)
+                                            : PySet_Contains(state->array_classes, type);
+        if (how == AS_IT_IS) continue;
+        if (how == UNSETTLED) made = PyLong_FromSsize_t(i);
+        if (how == TO_BE_COPIED) made = PyObject_CallMethodNoArgs(leaf, state->copy);
+        int failed = made == NULL || (how == UNSETTLED ? PyList_Append(left, made)
+                                                       : PyList_SetItem(leaves, i, Py_NewRef(made)));
+        Py_XDECREF(made);
+        if (failed) Py_CLEAR(left);
+    }
+    return left;
+}
+
+static PyObject *setup(PyObject *module, PyObject *args) {
+    State *state = PyModule_GetState(module), new = *state, old = *state;
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+                          &new.tracer_type, &new.numpy_type, &new.array_classes, &new.is_array, &new.passed,
+                          &new.flatten, &new.registered, &new.same, &new.unflatten, &new.wait_for,
+                          &new.opaque_type, &new.is_for_slow_path)) return NULL;
+#define TAKE(name) Py_INCREF(new.name);
+    FROM_PYTHON(TAKE)
     *state = new;
+    /* What another import of the package has set. */
+#define DROP(name) Py_XDECREF(old.name);
+    FROM_PYTHON(DROP)
     Py_RETURN_NONE;
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg) {
+    State *state = PyModule_GetState(module);
+#define VISIT(name) Py_VISIT(state->name);
+    STATE_FIELDS(VISIT)
+    return 0;
+}
+
+static int module_clear(PyObject *module) {
+    State *state = PyModule_GetState(module);
+#define CLEAR(name) Py_CLEAR(state->name);
+    STATE_FIELDS(CLEAR)
+    return 0;
+}
+
+static void module_free(void *module) {
+    (void)module_clear(module);
 }
 
 static int module_exec(PyObject *module) {
@@ -961,6 +1123,9 @@ static PyMethodDef module_methods[] = {
      "run(call, jitted, *arrays): calls a jitted function, or its `lower`, for a call of the slow path."},
     {"in_flight", (PyCFunction)(void (*)(void))in_flight, METH_FASTCALL,
      "in_flight(entry=None): this thread's innermost call in flight, of an entry or of any; or None."},
+    {"settle_small", settle_small, METH_VARARGS,
+     "settle_small(leaves, n_bytes): copies NumPy arrays of fewer bytes in a list if JAX would read them in place; "
+     "returns the indices of all others but JAX's arrays and NumPy's scalars."},
     {"connect", connect, METH_VARARGS,
      "connect(wrapper, otherwise, ...): has a wrapper try fast paths, if there are any, then `otherwise`."},
     {NULL, NULL, 0, NULL},
@@ -970,6 +1135,7 @@ static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT, .m_name = "eqxjit._native",
     .m_doc = "The native back end: fast paths in C.", .m_size = sizeof(State),
     .m_methods = module_methods, .m_slots = module_slots,
+    .m_traverse = module_traverse, .m_clear = module_clear, .m_free = module_free,
 };
 
 PyMODINIT_FUNC PyInit__native(void) {

@@ -19,6 +19,15 @@ class _Absent:
 
 absent = _Absent()
 
+
+class _Source(str):
+    """Source that stands for a default in the text of a signature."""
+
+    __slots__ = ()
+
+    __repr__ = str.__str__
+
+
 _ANYTHING = inspect.signature(lambda *args, **kwargs: None)
 
 # How a call passes a parameter of each kind on.
@@ -95,8 +104,11 @@ class Signature:
 
     def header(self, default: str) -> str:
         """Return the user's parameters as source, with a variable's name for each default."""
-        # All defaults are `absent`.
-        return str(self.inspected)[1:-1].replace(f"={absent}", f"={default}")
+        name = _Source(default)
+        parameters = [
+            p if p.default is p.empty else p.replace(default=name) for p in self.parameters
+        ]
+        return str(inspect.Signature(parameters))[1:-1]
 
     def forwarded(self) -> list[str]:
         """Return the source of the arguments that pass a call on to another of this signature."""

@@ -15,22 +15,24 @@ from collections.abc import Callable, Sequence
 from inspect import Parameter
 from typing import Any
 
+import numpy as np
+
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import GENERATED_FOLDER, trim
+from .._spec.arrays import has_tracers, passed, wait_for
 from .._spec.static_key import ITEMS, THEMSELVES, Static, same
 from .._spec.tree import (
     ARRAY,
+    ARRAY_CLASSES,
     DICT,
     MODULE,
     NODE,
     SEQUENCE,
     Spec,
-    as_array,
-    has_tracers,
+    is_array,
     parts_of,
-    wait_for,
 )
-from .._text import short
+from .._text import comes_from_signal_handler, short
 from .signature import Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -39,16 +41,22 @@ MAX_NODES = 2000
 # The end of a path says most.
 _LONGEST_NAME = 22
 
-# The source of a fast path. A name of ours begins with `$`, which becomes underscores that no name
-# of the user's begins with; what is in braces is filled in.
+# The source of a fast path. A `$` stands for the prefix of our names, underscores with which no
+# name of the user's begins. The prefix is put in before the braces are filled, so that no text of
+# the user's is ever searched.
 _TEMPLATE = """\
 def make_call($handler, $otherwise, $jitted, $fast{bound}):
     def {function}({parameters}):
         try:
+            $others = False
             try:
                 $matches = (
 {guards}
                 )
+            except ($TypeError, $ValueError, $RecursionError) as $error:
+                if not $is_for_slow_path($error):
+                    raise
+                $matches = None
             except $KeyError as $error:
                 if $error.__traceback__.tb_next is not None:
                     # Of the user's `==`, or of a signal handler.
@@ -56,20 +64,25 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
                 # A Module lacks a field.
                 $matches = False
             if not $matches:
+                if $matches is None:
+                    return $handler.slow_call({arguments})
                 return $otherwise({arguments})
             $calls = $in_flight.calls
             $n_calls = $len($calls)
             $record = [$entry, $handler, ({values})]
             try:
+                $waits = False
+                if $others:
+                    [{inputs}], $waits = $passed([{inputs}])
                 $calls.append($record)
                 $output = $jitted({inputs})
                 [($program, $arrays)] = $output.items()
                 $is_part = $has_tracers($arrays)
                 $is_over = $record[1] is not None and ($is_part or not $program.unread)
-                if $is_over and ($program.must_wait or $is_part):
+                if $waits or ($is_over and ($program.must_wait or $is_part)):
                     $wait_for($arrays)
             except $BaseException as $error:
-                $handler.failed_fast($error, $call_of($record))
+                $hand_over($error, $handler, $record)
                 raise
             finally:
                 del $calls[$n_calls:]
@@ -77,6 +90,8 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
                 # A trace was made, a program is to be read, or it returns something else.
                 return $handler.finish_fast($output, $call_of($record))
             $fast.hits += 1
+            if not $fast.is_first:
+                $fast.move_to_front()
 {statements}
         except $BaseException:
             $trim()
@@ -106,24 +121,52 @@ def call_of(record: list[Any]) -> Any:
     return record[2]
 
 
+def is_for_slow_path(error: BaseException) -> bool:
+    """Return whether the slow path has the last word on what a guard raised.
+
+    A `TypeError`, a `ValueError` or a `RecursionError` (exactly these) is how Python says that a
+    value can't be hashed, compared or walked. The slow path names the argument, or finds that the
+    call doesn't need the comparison. Any other error is the user's or a signal handler's, and is
+    raised at once.
+    """
+    is_pythons = type(error) in (TypeError, ValueError, RecursionError)
+    return is_pythons and not comes_from_signal_handler(error)
+
+
+def hand_over(error: BaseException, handler: Any, record: list[Any]) -> None:
+    """Have the handler raise what a call in flight has raised, or a clearer error."""
+    try:
+        call = call_of(record)
+    except Exception:
+        # The arguments can't be taken apart again: what was raised first is the call's error.
+        return
+    try:
+        handler.failed_fast(error, call)
+    finally:
+        # The traceback has this frame: what it holds would wait for the garbage collector.
+        del error, handler, record, call
+
+
 # A metaclass may refuse a class's.
 _NAME = vars(type)["__name__"].__get__
 
-# What the source refers to by these names.
+# What the source refers to by these names, with its prefix.
 _NAMED = (
-    *(BaseException, KeyError, len, map, tuple, type, has_tracers),
-    *(as_array, call_of, flatten_one_level, same, trim, unflatten_node, wait_for),
+    *(BaseException, KeyError, RecursionError, TypeError, ValueError, len, map, tuple, type),
+    is_for_slow_path,
+    *(call_of, flatten_one_level, hand_over, has_tracers, is_array, np.ndarray, passed, same),
+    *(trim, unflatten_node, wait_for),
 )
-_SCOPE = {f"${each.__name__}": each for each in _NAMED} | {
-    "$Array": ArrayImpl,
-    "$NotImplemented": NotImplemented,
-    "$absent": absent,
-    "$fields_of": fields_of,
-    "$in_flight": in_flight,
-    "$new_object": object.__new__,
-    "$new_tuple": tuple.__new__,
-    "$only_str": {str},
-    "$registered_nodes": registered_nodes,
+_SCOPE = {each.__name__: each for each in _NAMED} | {
+    "Array": ArrayImpl,
+    "absent": absent,
+    "fields_of": fields_of,
+    "in_flight": in_flight,
+    "new_object": object.__new__,
+    "new_tuple": tuple.__new__,
+    "only_str": {str},
+    "registered_nodes": registered_nodes,
+    "scalars": ARRAY_CLASSES - {ArrayImpl, np.ndarray},
 }
 
 _serial = itertools.count()
@@ -143,8 +186,14 @@ class Writer:
             raise TooLarge
         self.signature: Signature = function.signature
         self.entry = entry
+        users = [self.signature.name, *[each.name for each in self.signature.parameters]]
+        #: How our names begin, and no name of the user's.
+        self.prefix = "_"
+        while any(name.startswith(self.prefix) for name in users):
+            self.prefix += "_"
         #: What the source refers to, by name; and the name of each constant, by its `id`.
-        self.namespace = {**_SCOPE, "$entry": entry, "$out": out, "$outs": entry.outs}
+        scope = {**_SCOPE, "entry": entry, "out": out, "outs": entry.outs}
+        self.namespace = {f"{self.prefix}{name}": value for name, value in scope.items()}
         self._constants: dict[int, str] = {}
         self._numbers = itertools.count()
         #: Guards of one argument after the other, the arrays, and the source of each static object.
@@ -167,13 +216,8 @@ class Writer:
         - `TooLarge`, if Python can't compile it.
         """
         try:
-            source, prefix, signature = self._source(), "_", self.signature
-            users = [signature.name, *[parameter.name for parameter in signature.parameters]]
-            while any(name.startswith(prefix) for name in users):
-                prefix += "_"
-            namespace = {name.replace("$", prefix): v for name, v in self.namespace.items()}
-            source = source.replace("$", prefix)
-            return source, _define(source, signature.qualname, namespace)
+            source = self._source()
+            return source, _define(source, self.signature.qualname, self.namespace)
         except (SyntaxError, RecursionError, MemoryError) as error:
             # Python's compiler raises each of them for source that is nested too deeply.
             raise TooLarge from error
@@ -188,17 +232,17 @@ class Writer:
             self._match_array(fun_array, fun_array)
         output = self._make(self.entry.out.spec)
         if self.out_arrays:
-            self.body.insert(0, f"[{', '.join(self.out_arrays)}] = $arrays")
+            self.body.insert(0, f"[{', '.join(self.out_arrays)}] = {self.prefix}arrays")
         statements = [*self.body, f"return {output}"]
         guards = [each if each.startswith("#") else f"{each} and" for each in self.guards]
         guard = "\n".join(guards).removesuffix(" and") or "True"
         function = _identifier(signature.name)
         if keyword.iskeyword(function) or not function.isidentifier():
             function = f"of_{function}"
-        return _TEMPLATE.format(
+        return _TEMPLATE.replace("$", self.prefix).format(
             bound="".join([f", {name}" for name in bound]),
             function=function,
-            parameters=signature.header("$absent"),
+            parameters=signature.header(f"{self.prefix}absent"),
             guards=textwrap.indent(guard, " " * 20),
             arguments=", ".join(signature.forwarded()),
             values=signature.values,
@@ -208,7 +252,7 @@ class Writer:
 
     def variable(self, hint: str) -> str:
         """Return a new name like a hint."""
-        return f"${_identifier(hint)}_{next(self._numbers)}"
+        return f"{self.prefix}{_identifier(hint)}_{next(self._numbers)}"
 
     def constant(self, hint: str, value: Any) -> str:
         """Return the name of a constant; the same one for the same object."""
@@ -228,11 +272,12 @@ class Writer:
         paths = self.signature.paths(n, keys)
         early: list[str] = []
         late: list[str] = []
+        p = self.prefix
         for i, parameter in enumerate(self.signature.parameters):
             name = parameter.name
-            guard = f"{name} is $absent"
+            guard = f"{name} is {p}absent"
             if parameter.kind == Parameter.VAR_POSITIONAL:
-                name, guard = f"*{name}", f"$len({name}) == {max(n - i, 0)}"
+                name, guard = f"*{name}", f"{p}len({name}) == {max(n - i, 0)}"
             elif parameter.kind == Parameter.VAR_KEYWORD:
                 others = [key for key, path in zip(keys, paths[n:], strict=True) if key != path]
                 name, guard = f"**{name}", self._has_keys(name, others)
@@ -241,14 +286,15 @@ class Writer:
         # In the order of the spec, which that of arrays and static objects follows.
         for path, spec in zip(paths, [*args[3:], *kwargs[3:]], strict=True):
             self.guards = early if type(spec) is Static else late
-            kind = _NAME(spec[1]) if type(spec) is tuple else "static"
+            # The name of a class may hold anything, a line break included.
+            kind = _identifier(_NAME(spec[1])) if type(spec) is tuple else "static"
             self.guards.append(f"# {path}: {'array' if spec is ARRAY else kind}")
             self._match(path if path.isidentifier() else self.variable(path), path, spec)
         self.guards = early + late
 
     def _match(self, var: str, source: str, spec: Spec) -> None:
         """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
-        guards = self.guards
+        guards, p = self.guards, self.prefix
         inner = source if source == var else f"{var} := {source}"
         if spec is ARRAY:
             self._match_array(var, inner)
@@ -258,26 +304,26 @@ class Writer:
             self._match_static(var, source, spec)
         else:
             kind, cls, aux, *below = spec
-            guards.append(f"$type({inner}) is {self.of_class(cls)}")
+            guards.append(f"{p}type({inner}) is {self.of_class(cls)}")
             if kind == SEQUENCE:
                 if aux is not None:
                     # Its class may have been registered as another node since.
-                    guards.append(f"{self.of_class(cls)} not in $registered_nodes")
-                guards.append(f"$len({var}) == {len(below)}")
+                    guards.append(f"{self.of_class(cls)} not in {p}registered_nodes")
+                guards.append(f"{p}len({var}) == {len(below)}")
                 parts = [f"{var}[{i}]" for i in range(len(below))]
             elif kind == DICT:
                 guards.append(self._has_keys(var, aux))
-                parts = [f"{var}[{_literal(key)}]" for key in aux]
+                parts = [f"{var}[{key!r}]" for key in aux]
             elif kind == MODULE:
                 # Where another one is in the place of a field, reading it raises a `KeyError`.
                 fields = self.variable(f"{var}_fields")
-                guards.append(f"$len({fields} := $fields_of({var})) == {len(aux)}")
+                guards.append(f"{p}len({fields} := {p}fields_of({var})) == {len(aux)}")
                 parts = [f"{fields}[{name!r}]" for name in aux]
             else:
                 flat, children = self.variable(f"{var}_flat"), self.variable(f"{var}_children")
-                guards.append(f"({flat} := $flatten_one_level({var})) is not None")
+                guards.append(f"({flat} := {p}flatten_one_level({var})) is not None")
                 self._match_static(self.variable(f"{var}_metadata"), f"{flat}[1]", aux)
-                guards.append(f"$len({children} := $tuple({flat}[0])) == {len(below)}")
+                guards.append(f"{p}len({children} := {p}tuple({flat}[0])) == {len(below)}")
                 parts = [f"{children}[{i}]" for i in range(len(below))]
             for part, child in zip(parts, below, strict=True):
                 self._match(self.variable(part), part, child)
@@ -288,7 +334,8 @@ class Writer:
             return f"not {var}"
         expected = self.constant("keys", frozenset(keys))
         # A key of a class derived from `str` equals a text, too.
-        return f"{var}.keys() == {expected} and {{*$map($type, {var})}} == $only_str"
+        p = self.prefix
+        return f"{var}.keys() == {expected} and {{*{p}map({p}type, {var})}} == {p}only_str"
 
     def _match_array(self, var: str, source: str) -> None:
         if source == var:
@@ -296,20 +343,24 @@ class Writer:
             var = self.variable(f"{var}_array")
             source = f"{var} := {source}"
         self.arrays.append(var)
-        other = f"({var} := $as_array({var})) is not $NotImplemented"
-        self.guards.append(f"($type({source}) is $Array or {other})")
+        p = self.prefix
+        scalar = f"{p}type({var}) in {p}scalars"
+        other = f"({p}others := {p}type({var}) is {p}ndarray or {p}is_array({var}))"
+        self.guards.append(f"({p}type({source}) is {p}Array or {scalar} or {other})")
 
     def _match_static(self, var: str, source: str, spec: Any) -> None:
+        p = self.prefix
         self.statics.append(var)
         if source != var:
             source = f"({var} := {source})"
         if spec.ask:
             # Its class may have been registered as a node since.
-            self.guards.append(f"$flatten_one_level({source}) is None")
+            self.guards.append(f"{p}flatten_one_level({source}) is None")
             source = var
         self._match_key(var, source, spec.key)
 
     def _match_key(self, var: str, bound: str, key: Any) -> None:
+        p = self.prefix
         # The rest of a key in this form are its parts.
         reader, kind, _, *parts = key if type(key) is tuple else (None, type(key), None)
         plain = key if kind in THEMSELVES else None
@@ -322,19 +373,19 @@ class Writer:
             self.guards.append(f"{bound} is {self.constant('ref', key)}() is not None")
         elif plain is not None:
             constant = self.constant(f"{kind.__name__}_{short(plain)}", plain)
-            is_equal = f"$type({var}) is {self.of_class(kind)} and {var} == {constant}"
+            is_equal = f"{p}type({var}) is {self.of_class(kind)} and {var} == {constant}"
             self.guards.append(f"({bound} is {constant} or {is_equal})")
         elif key is None or kind is bool:
             self.guards.append(f"{bound} is {key and parts[0]}")
         elif reader == ITEMS and kind is tuple:
             # As the metadata of many nodes, and the sizes of layers.
-            self.guards.append(f"$type({bound}) is $tuple")
-            self.guards.append(f"$len({var}) == {len(parts)}")
+            self.guards.append(f"{p}type({bound}) is {p}tuple")
+            self.guards.append(f"{p}len({var}) == {len(parts)}")
             for i, part in enumerate(parts):
                 child = self.variable(f"{var}_{i}")
                 self._match_key(child, f"({child} := {var}[{i}])", part)
         else:
-            self.guards.append(f"$same({bound}, {self.constant('key', key)})")
+            self.guards.append(f"{p}same({bound}, {self.constant('key', key)})")
 
     def _make(self, spec: Spec) -> str:
         """Return the expression of a part of the output, which statements may make before."""
@@ -345,6 +396,7 @@ class Writer:
             return "None"
         if type(spec) is Static:
             return self._static()
+        p = self.prefix
         kind, cls, aux, *below = spec
         # Before those below, as `split` has them.
         metadata = self._static() if kind == NODE else ""
@@ -353,21 +405,21 @@ class Writer:
         as_tuple = f"({items},)" if parts else "()"
         if kind == MODULE:
             fields = self.variable("fields")
-            self.body.append(f"{name} = $new_object({self.of_class(cls)})")
-            self.body.append(f"{fields} = $fields_of({name})")
+            self.body.append(f"{name} = {p}new_object({self.of_class(cls)})")
+            self.body.append(f"{fields} = {p}fields_of({name})")
             self.body += [f"{fields}[{f!r}] = {v}" for f, v in zip(aux, parts, strict=True)]
             return name
         if kind == NODE:
-            made = f"$unflatten_node({self.of_class(cls)}, {metadata}, [{items}])"
+            made = f"{p}unflatten_node({self.of_class(cls)}, {metadata}, [{items}])"
         elif kind == DICT:
-            pairs = [f"{_literal(key)}: {part}" for key, part in zip(aux, parts, strict=True)]
+            pairs = [f"{key!r}: {part}" for key, part in zip(aux, parts, strict=True)]
             made = f"{{{', '.join(pairs)}}}"
         elif cls is list:
             made = f"[{items}]"
         elif aux is None:
             made = as_tuple
         elif aux:
-            made = f"$new_tuple({self.of_class(cls)}, {as_tuple})"
+            made = f"{p}new_tuple({self.of_class(cls)}, {as_tuple})"
         else:
             made = f"{self.of_class(cls)}({items})"
         self.body.append(f"{name} = {made}")
@@ -384,10 +436,6 @@ class Writer:
 def _identifier(text: str) -> str:
     """Return the end of a text as a part of a name."""
     return re.sub(r"\W+", "_", text, flags=re.ASCII)[-_LONGEST_NAME:].strip("_")
-
-
-def _literal(key: str) -> str:
-    return repr(key).replace("$", r"\x24")
 
 
 def _define(source: str, qualname: str, namespace: dict[str, Any]) -> Callable[..., Any]:

@@ -156,7 +156,8 @@ def same(value: Any, key: Hashable) -> bool:
     # The very container of many entries, or the very array, is looked into no further.
     if type(key) is Opaque and key.identity_suffices and value is key.value:
         return True
-    return static_key(value) == key
+    # In the order in which a dict compares, which asks the `==` of the new value.
+    return key == static_key(value)
 
 
 def _key(value: Any, left: list[int]) -> Hashable:

@@ -18,19 +18,16 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.tree_util import default_registry, keystr, tree_structure
 from jaxtyping import PyTree
 
 from .._compat import (
     ArrayImpl,
-    copy_in_tracer,
     fields_of,
     flatten_one_level,
     has_generated_new,
     registered_nodes,
     unflatten_node,
-    wrapped_by_tracer,
 )
 from .static_key import CONSTANTS, THEMSELVES, Opaque, Static, static_key
 
@@ -339,67 +336,3 @@ def read_node(value: Any) -> tuple[list[str], list[Any], Any]:
     keyed, metadata = default_registry.flatten_one_level_with_keys(value)  # type: ignore[misc]
     keyed = [*keyed]
     return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed], metadata
-
-
-# --- Arrays of calls ------------------------------------------------------------------------------
-
-# From so many bytes on a second copy takes longer than aligning the first.
-_LARGE = 1 << 20
-_ALIGNMENT = 64
-
-
-def as_array(leaf: Any) -> Any:
-    """Return what a call passes for a leaf, a copy of a NumPy array; NotImplemented if it is none.
-
-    Its owner may overwrite a NumPy array after the call. JAX reads an aligned one in place, and
-    copies another one in the background. Of a tracer of an eager transformation the NumPy arrays
-    are replaced by copies.
-    """
-    # Not `isinstance`, which believes what an object says of its class.
-    kind = type(leaf)
-    if kind is ArrayImpl:
-        return leaf
-    if not is_array(leaf):
-        return NotImplemented
-    if issubclass(kind, np.ndarray):
-        # JAX refuses swapped bytes where it traces, and reads wrong numbers where it doesn't.
-        return copy_numpy(leaf) if leaf.dtype.isnative else NotImplemented
-    if issubclass(kind, Tracer):
-        copy_in_tracer(leaf)
-    return leaf
-
-
-def copy_numpy(array: np.ndarray) -> np.ndarray:
-    """Return a copy of a NumPy array, as XLA reads it best."""
-    if type(array) is not np.ndarray or array.nbytes < _LARGE or array.dtype.hasobject:
-        return np.ndarray.copy(array)
-    # XLA reads it in place where it is aligned so, instead of copying it once more.
-    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    copied = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copied[...] = array
-    return copied
-
-
-def has_tracers(arrays: Sequence[Any]) -> bool:
-    """Return whether some transformation passes its tracers in the place of arrays."""
-    return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
-        isinstance(array, Tracer) for array in arrays
-    )
-
-
-def wait_for(arrays: list[Any]) -> None:
-    """Wait until a program has run that can raise, so that its error is raised here."""
-    if {*map(type, arrays)} == {ArrayImpl}:
-        # All are there once one is.
-        arrays[0].block_until_ready()
-        return
-    left = [*arrays]
-    while left:
-        array = left.pop()
-        if isinstance(array, Tracer):
-            # Under an eager `vmap` or `grad` the program has run all the same, and may have
-            # passed inputs on, which say nothing.
-            left.extend(wrapped_by_tracer(array))
-        elif isinstance(array, jax.Array):
-            array.block_until_ready()
