@@ -134,7 +134,7 @@ WAS_AND_IS = [
     (
         {"x": Unprintable()},
         {"x": Unprintable()},
-        ["static value changed: `x` is another Unprintable object"],
+        ["static value changed: `x` is a different Unprintable object"],
     ),
 ]
 
@@ -245,7 +245,7 @@ def test_another_class_of_the_same_name():
     for _ in range(2):
         f(type("Net", (eqx.Module,), {})())
     [difference] = f.traces()[1].differences
-    assert difference.new == "Net (another class of that name)"
+    assert difference.new == "Net (a different class of that name)"
 
 
 @pytest.mark.parametrize(

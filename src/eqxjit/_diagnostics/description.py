@@ -348,7 +348,7 @@ def _array_part_of(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding
     placement = ""
     if isinstance(sharding, jax.sharding.NamedSharding):
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-        placement = f"a mesh of {axes} by {sharding.spec}"
+        placement = f"Mesh({axes}) with spec {sharding.spec}"
     elif sharding is not None:
         placement = ", ".join(sorted(f"{d.platform}:{d.id}" for d in sharding.device_set))
     return ArrayPart(shape, str(dtype), weak_type, placement)
@@ -505,9 +505,9 @@ def _contents(value: Any, nature: str) -> dict[str, Any]:
     if nature == "method":
         value = value.__self__
     elif nature != "instance":
-        # An object with `__eq__` and without `__repr__` has nothing else to show.
-        has_no_text = not nature and cls.__repr__ is object.__repr__
-        if not has_no_text:
+        # Others show their contents in their text, unless they have an `__eq__` and no `__repr__`.
+        has_default_text = not nature and cls.__repr__ is object.__repr__
+        if not has_default_text:
             return {}
     is_users_own = is_users_module(type(value).__module__)
     return getattr(value, "__dict__", {}) if is_users_own else {}

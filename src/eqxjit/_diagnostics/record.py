@@ -9,7 +9,7 @@ from .._places import CallSite, Place
 from .._text import short
 from .constants import CapturedArray
 from .description import UNKNOWN, Description
-from .differences import Difference, differences, distance, of_functions
+from .differences import Difference, differences, differences_of_functions, distance
 from .size import Program, memory_in, program_of
 
 #: With how many of the traces before it a trace is compared.
@@ -107,7 +107,7 @@ class TraceRecord:
         earlier, self.earlier = self.earlier, ()
         if not earlier:
             functions = self.functions
-            return tuple(of_functions(*functions, place) if functions else ()), None
+            return tuple(differences_of_functions(*functions, place) if functions else ()), None
         closest = closest_of(earlier, now.description, now.configuration)
         if UNKNOWN in (closest.description, now.description):
             why = "the arguments are too large to be compared, or can't be"
