@@ -19,6 +19,7 @@ from ._diagnostics.log import explain_retraces
 from ._diagnostics.log import logger as _logger
 from ._fast.make import native_enabled
 from ._reports.report import compile_report
+from ._reports.trial import trial
 from ._text import unknown_switches as _unknown_switches
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "load",
     "native_enabled",
     "pack",
+    "trial",
     "uninstall",
 ]
 

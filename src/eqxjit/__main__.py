@@ -7,6 +7,10 @@ that they read at import, such as `JAX_ENABLE_X64`, outside of the script.
 With `--report FILE` it also prints a table of what was traced and compiled, on the standard error,
 and writes a page with the reasons (for `.html`) or a Chrome trace (for `.json`). With `--explain`
 the log says why functions were traced again.
+
+With `--trial` it compares results with those of Equinox's `filter_jit`, and prints how much faster
+calls are and which lines take the time; `--trial=FILE.html` writes a page. It ends with status 1 if
+results differ.
 """
 
 import argparse
@@ -27,6 +31,7 @@ from ._compat import why_back_end
 from ._deploy.install import install
 from ._diagnostics.log import explain_retraces
 from ._reports.report import CompileReport, recording
+from ._reports.trial import trial_of_program
 
 _NAME = "python -m eqxjit"
 
@@ -34,7 +39,10 @@ _NAME = "python -m eqxjit"
 def main(argv: list[str]) -> None:
     """Install eqxjit, then run what the command line names. `argv` begins after `-m eqxjit`."""
     parser = _parser()
-    chosen = parser.parse_args(argv)
+    # An option whose value is optional would take the script for it.
+    n_ours = next((i for i, text in enumerate(argv) if text == "-m" or text.endswith(".py")), None)
+    ours = [text.replace("--trial=", "--trial-page=", 1) for text in argv[:n_ours]]
+    chosen = parser.parse_args([*ours, *(argv[n_ours:] if n_ours is not None else ())])
     if chosen.info:
         _show_info()
         return
@@ -49,6 +57,9 @@ def main(argv: list[str]) -> None:
         if chosen.report is not None:
             stack.enter_context(_reported(chosen.report))
         install()
+        if chosen.trial or chosen.trial_page:
+            name, page = os.path.basename(program), chosen.trial_page
+            stack.enter_context(trial_of_program(name, page, not chosen.no_compare))
         if chosen.module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
@@ -60,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_NAME,
         usage="%(prog)s [-h] [--version] [--info] [--report FILE] [--explain] "
-        "(-m module | script) ...",
+        "[--trial[=FILE]] [--no-compare] (-m module | script) ...",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -69,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--info", action="store_true", help="print versions, devices and switches")
     parser.add_argument("--report", type=os.path.abspath, metavar="FILE", help="write a report")
     parser.add_argument("--explain", action="store_true", help="log why functions are traced again")
+    parser.add_argument("--trial", action="store_true", help="compare with Equinox's filter_jit")
+    parser.add_argument("--trial-page", type=os.path.abspath, help=argparse.SUPPRESS)
+    parser.add_argument("--no-compare", action="store_true", help="in a trial, time only eqxjit")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", nargs="?", help="a script, or a module; then its arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

@@ -10,6 +10,16 @@ _CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(
 # A number with or without a unit, as `bytes_text` writes it, or an empty cell.
 _NUMBER = re.compile(r"[\d.,e+-]*(%| [kMG]?B)?")
 
+_PAGE = """<!doctype html>
+<meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<title>{}</title>{}
+"""
+
+
+def page(title: str, content: str) -> str:
+    """Return a whole HTML page with a plain title and HTML content."""
+    return _PAGE.format(html.escape(title), content)
+
 
 def block(*parts: str) -> str:
     """Return HTML parts in one element that sets their font."""

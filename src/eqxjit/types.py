@@ -22,3 +22,6 @@ from ._places import CallSite as CallSite
 from ._reports.report import CompileReport as CompileReport
 from ._reports.report import ReportRow as ReportRow
 from ._reports.timeline import ReportSpan as ReportSpan
+from ._reports.trial import Trial as Trial
+from ._reports.trial import TrialFunction as TrialFunction
+from ._reports.trial import TrialLine as TrialLine

@@ -40,7 +40,7 @@ def test_the_version_is_said_nowhere_but_in_the_metadata():
 AT_THE_TOP = {
     *("filter_jit", "fast_filter_jit", "currently_jitting", "freeze", "load", "pack", "Packed"),
     *("install", "uninstall", "compile_report", "explain_retraces", "native_enabled"),
-    "TooManyTracesError",
+    *("TooManyTracesError", "trial"),
 }
 
 
@@ -72,6 +72,9 @@ def test_what_a_user_meets_is_of_a_public_class():
     with eqxjit.compile_report() as report:
         wrapped((1, 2, 3))
     made += [report, report.rows[0], report.spans[0]]
+    with eqxjit.trial() as trial:
+        wrapped((1, 2))
+    made += [trial, trial.lines[0], trial.functions[0]]
     trace = wrapped.traces()[1]
     made += [trace, trace.seconds, trace.call_site, trace.differences[0]]
     made += [trace.program, trace.memory]

@@ -9,10 +9,11 @@ import jax
 from .._compat import Dispatcher, connect
 from .._diagnostics import events
 from .._diagnostics.differences import OF_ARRAYS, differences
-from .._fast.make import fast_path, link
+from .._fast.make import link
 from .entry import Call, Entry, Program
 from .in_flight import make
 from .slow import CallHandler, ending, lower_again
+from .table import fast_path
 
 
 def stage(

@@ -9,16 +9,16 @@ import weakref
 from typing import Any
 
 from .._compat import ArrayImpl, connect, is_transforming, native
-from .._fast.make import fast_path, link
+from .._fast.make import link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
-from .._spec.arrays import has_tracers, passed, wait_for
-from .._spec.tree import Parts, combine
+from .._spec.arrays import passed, wait_for
+from .._spec.tree import Parts, combine, has_tracers
 from .._text import comes_from_signal_handler, switch
 from .entry import Call, Entry, Out, Output
 from .errors import drop_unused, raise_clearer
 from .in_flight import make
-from .table import Function, split_named
+from .table import Function, fast_path, split_named
 from .traced import is_disabled, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
@@ -83,7 +83,9 @@ def run(call: Call) -> Any:
     """Run the program of a call, tracing and compiling it if it is new; return the output."""
     __tracebackhide__ = True
     with ending(call):
-        arrays, waits = passed(call.flat)
+        arrays, waits = call.flat, False
+        if not {*map(type, arrays)} <= {ArrayImpl}:
+            arrays, waits = passed(arrays)
         output = make(call, call.entry.jitted, *arrays)
         if waits:
             # The program reads NumPy arrays in place, which their owner may overwrite.

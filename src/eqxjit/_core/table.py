@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from .._compat import MISSING
+from .._compat import MISSING, native
 from .._diagnostics.history import History
+from .._fast.make import PythonFast
 from .._fast.signature import Signature
+from .._fast.writer import TooLarge
 from .._places import Place, place_of, wrapped_by
 from .._spec.static_key import changeable, referents, static_key
-from .._spec.tree import Parts, Spec, combine, split
+from .._spec.tree import DICT, Parts, Spec, combine, split
 from .._text import short
 from .entry import Entry
 from .errors import raise_instead, split_error
@@ -216,6 +218,26 @@ class Table:
             hits = self.n_hits + sum([fast.hits for fast in self.fasts[:]])
             hits += sum([entry.n_hits for entry in [*self.entries.values()]])
         return CacheInfo(len(self.entries), self.history.n_traces, self.options.maxsize, hits)
+
+
+def fast_path(call: Any) -> Any | None:
+    """Return a fast path for calls like one that the slow path has made, or None if there is none.
+
+    The fast path needn't match that very call, because its function may have changed an argument in
+    place. The slow path then serves the next such call, too.
+    """
+    entry = call.entry
+    if call.spec[4][0] != DICT:
+        # The name of a keyword is of a class derived from `str`.
+        return None
+    if native is not None:
+        specs, n_statics = call.spec[3:], len(call.statics)
+        sizes = n_statics, entry.n_arrays, entry.n_fun
+        return native.Fast(entry, entry.jitted, *specs, entry.outs, *sizes)
+    try:
+        return PythonFast(call.function, entry)
+    except TooLarge:
+        return None
 
 
 # --- Functions ------------------------------------------------------------------------------------

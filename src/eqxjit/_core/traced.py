@@ -10,8 +10,7 @@ import jax
 from .._compat import debug_info, is_staging
 from .._diagnostics import events, size
 from .._places import CallSite
-from .._spec.arrays import has_tracers
-from .._spec.tree import combine, count_arrays
+from .._spec.tree import combine, count_arrays, has_tracers
 from . import donation
 from .entry import Call, Entry, Output
 from .in_flight import in_flight

@@ -16,8 +16,7 @@ from .._core.table import Function, Table, names_of, split_named
 from .._core.wrapper import BoundJitFunction, JitFunction, P, T, register_wrapper
 from .._fast.signature import Signature
 from .._places import place_of, trimming
-from .._spec.arrays import has_tracers
-from .._spec.tree import combine, split
+from .._spec.tree import combine, has_tracers, split
 from .._text import short
 from .opened import Partial, captured_bytes, opened
 from .saved import Path, SavedFunction, read, write

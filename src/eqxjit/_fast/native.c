@@ -294,6 +294,7 @@ typedef struct {
     PyObject *fun_arrays;  /* the function's arrays */
     PyObject *fun_statics; /* and static objects */
     PyObject *names;       /* see `argument` */
+    PyObject *interceptor; /* called instead of `dispatch`, while `intercept` says so */
 } Dispatcher;
 
 /* Most calls need no more pointers. */
@@ -971,7 +972,7 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
 }
 
 #define DISPATCHER_FIELDS(DO) DO(self->otherwise); DO(self->handler); DO(self->fasts); DO(self->fun_arrays); \
-    DO(self->fun_statics); DO(self->names);
+    DO(self->fun_statics); DO(self->names); DO(self->interceptor);
 COLLECTED(Dispatcher, dispatcher, DISPATCHER_FIELDS)
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
@@ -997,6 +998,25 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     Py_XSETREF(self->otherwise, Py_NewRef(otherwise));
     /* Once and for all, the fast paths last: a call in another thread may be using them. */
     for (int i = 0; i < 5; i++) if (*places[i] == NULL) *places[i] = Py_XNewRef(parts[i]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *call_interceptor(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
+    /* The call may end the interception, which drops the reference. */
+    PyObject *interceptor = Py_NewRef(((Dispatcher *)callable)->interceptor);
+    PyObject *result = PyObject_Vectorcall(interceptor, args, n_args_flag, kwnames);
+    Py_DECREF(interceptor);
+    return result;
+}
+
+static PyObject *intercept(PyObject *module, PyObject *args) {
+    State *state = PyModule_GetState(module);
+    PyObject *wrapper, *interceptor;
+    if (!PyArg_ParseTuple(args, "O!O:intercept", state->dispatcher_type, &wrapper, &interceptor)) return NULL;
+    Dispatcher *self = (Dispatcher *)wrapper;
+    /* A pointer of the wrapper's own, so that calls that nobody intercepts needn't ask. */
+    self->vectorcall = interceptor == Py_None ? dispatch : call_interceptor;
+    Py_XSETREF(self->interceptor, Py_NewRef(interceptor));
     Py_RETURN_NONE;
 }
 
@@ -1128,6 +1148,8 @@ static PyMethodDef module_methods[] = {
      "returns the indices of all others but JAX's arrays and NumPy's scalars."},
     {"connect", connect, METH_VARARGS,
      "connect(wrapper, otherwise, ...): has a wrapper try fast paths, if there are any, then `otherwise`."},
+    {"intercept", intercept, METH_VARARGS,
+     "intercept(wrapper, interceptor): has calls of a wrapper go to another callable instead; None ends that."},
     {NULL, NULL, 0, NULL},
 };
 

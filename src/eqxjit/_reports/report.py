@@ -1,6 +1,5 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
-import builtins
 import json
 import os
 import pathlib
@@ -20,7 +19,7 @@ from .._diagnostics.events import listeners
 from .._diagnostics.record import COMPILING, Seconds
 from .._diagnostics.size import Program
 from .._diagnostics.trace import Trace, TraceList
-from .._html import block, paragraph, table
+from .._html import block, page, paragraph, table
 from .._places import CallSite
 from .._text import bytes_text, times
 from .operations import Caller, caller_of
@@ -32,11 +31,6 @@ _MANY_OPERATIONS = 10
 _MAX_SHOWN = 4
 # An operation gets a note if it was compiled for at least this many functions of one code.
 _MANY_FUNCTIONS = 3
-
-_PAGE = """<!doctype html>
-<meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<title>What was compiled</title>{}
-"""
 
 
 class ReportRow(NamedTuple):
@@ -297,7 +291,8 @@ class CompileReport:
             text = json.dumps(chrome_trace(self.spans))
         else:
             traces = _traces_of(self.spans)
-            text = _PAGE.format(self._repr_html_() + (traces._repr_html_() if traces else ""))
+            content = self._repr_html_() + (traces._repr_html_() if traces else "")
+            text = page("What was compiled", content)
         path.write_text(text, encoding="utf-8")
 
     def _shown(self) -> tuple[str, list[list[str]], list[str]]:
@@ -419,17 +414,17 @@ def compile_report(*, print: bool = True) -> Iterator[CompileReport]:
         with recording(report):
             yield report
     finally:
-        if not print:
-            pass
-        elif _is_notebook():
-            from IPython.display import display
-
-            display(report)
-        else:
-            builtins.print(report)
+        if print:
+            show(report)
 
 
-def _is_notebook() -> bool:
+def show(report: Any) -> None:
+    """Print a report, or have a notebook show it."""
     # IPython isn't imported here, because there is no notebook unless it is imported already.
     ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+        from IPython.display import display
+
+        display(report)
+    else:
+        print(report)

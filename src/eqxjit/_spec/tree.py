@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import default_registry, keystr, tree_structure
 from jaxtyping import PyTree
 
@@ -88,6 +89,13 @@ def _named_tuple_aux(kind: Any) -> bool | None:
     if not hasattr(kind, "_fields"):
         return None
     return kind.__bases__ == (tuple,) and has_generated_new(kind)
+
+
+def has_tracers(arrays: Sequence[Any]) -> bool:
+    """Return whether some transformation passes its tracers in the place of arrays."""
+    return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
+        isinstance(array, Tracer) for array in arrays
+    )
 
 
 # --- Taking apart ---------------------------------------------------------------------------------

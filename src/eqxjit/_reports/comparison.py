@@ -1,0 +1,142 @@
+"""Compares two results of one call, part by part: structure, static objects, bits of arrays."""
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .._compat import flatten_one_level
+from .._spec.static_key import static_key
+from .._spec.tree import is_array, read_node
+from .._text import short
+
+
+class Unequal(NamedTuple):
+    """A part of the output that differs.
+
+    - `path`: where, as `output[0].weight`.
+    - `ours`, `theirs`: what is there under eqxjit, and under Equinox.
+    - `rounding`: how far numbers are apart that are equal within rounding, as a part of the largest
+        number of the array; None for any other difference.
+    """
+
+    path: str
+    ours: str
+    theirs: str
+    rounding: float | None = None
+
+    def __str__(self) -> str:
+        end = "" if self.rounding is None else f" (within rounding: {self.rounding:.1g})"
+        return f"{self.path}: {self.ours} under eqxjit, {self.theirs} under Equinox{end}"
+
+
+def compare(ours: Any, theirs: Any, path: str = "output") -> Iterator[Unequal]:
+    """Yield the parts of two results that differ, with their paths."""
+    if ours is theirs:
+        return
+    if is_array(ours) and is_array(theirs):
+        yield from _compare_arrays(ours, theirs, path)
+        return
+    if type(ours) is not type(theirs):
+        kinds = type(ours).__name__, type(theirs).__name__
+        yield Unequal(path, f"{kinds[0]} {short(ours)}", f"{kinds[1]} {short(theirs)}")
+        return
+    if flatten_one_level(ours) is None:
+        if not _is_same(ours, theirs):
+            yield Unequal(path, short(ours), short(theirs))
+        return
+    (names, children, metadata), (their_names, their_children, theirs_too) = (
+        read_node(each) for each in (ours, theirs)
+    )
+    if names != their_names:
+        # A container's items, or a dict's keys.
+        yield Unequal(path, short(ours, 80), short(theirs, 80))
+    elif not _is_same(metadata, theirs_too):
+        yield Unequal(f"static fields of {path}", short(metadata, 200), short(theirs_too, 200))
+    else:
+        for name, child, their_child in zip(names, children, their_children, strict=True):
+            yield from compare(child, their_child, path + name)
+
+
+def compare_errors(ours: Exception | None, theirs: Exception | None) -> Iterator[Unequal]:
+    """Yield how two errors differ; None stands for a call that returned."""
+    texts = [
+        "no error" if e is None else f"{type(e).__name__}: {_message(e)}" for e in (ours, theirs)
+    ]
+    # As documented, eqxjit makes some clearer: those have Equinox's as their cause, or are Python's
+    # where Equinox has those of `inspect`.
+    is_cause = theirs is not None and type(getattr(ours, "__cause__", None)) is type(theirs)
+    is_binding = texts[1].startswith(_OF_INSPECT) and type(ours) is TypeError
+    if texts[0] != texts[1] and not is_cause and not is_binding:
+        yield Unequal("error", texts[0], texts[1])
+
+
+_OF_INSPECT = tuple(
+    f"TypeError: {text}"
+    for text in (
+        "missing a required",
+        "got an unexpected",
+        "too many positional",
+        "multiple values",
+    )
+)
+
+
+def _message(error: Exception) -> str:
+    # The stack before it, and the rest of a tracer's error, name the functions of each.
+    [line, *_] = str(error).rpartition("EquinoxRuntimeError: ")[2].splitlines() or [""]
+    return line
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Return whether two static objects are equal in type and value, as far as traces make them."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    if isinstance(a, dict):
+        return [*a] == [*b] and all(map(_is_same, a.values(), b.values()))
+    if isinstance(a, types.FunctionType):
+        # Each trace makes its own.
+        return a.__code__ is b.__code__
+    with contextlib.suppress(Exception):
+        if static_key(a) == static_key(b):
+            return True
+        return type(a).__eq__ is object.__eq__ and bool(vars(a)) and _is_same(vars(a), vars(b))
+    return False
+
+
+def _compare_arrays(ours: Any, theirs: Any, path: str) -> Iterator[Unequal]:
+    for name in ("dtype", "shape", "weak_type"):
+        values = [getattr(each, name, False) for each in (ours, theirs)]
+        if values[0] != values[1]:
+            yield Unequal(f"{name} of {path}", str(values[0]), str(values[1]))
+            return
+    if jax.numpy.issubdtype(ours.dtype, jax.dtypes.prng_key):
+        ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
+    if not getattr(ours, "is_fully_addressable", True):
+        return
+    a, b = (np.asarray(each).reshape(-1) for each in (ours, theirs))
+    if a.tobytes() == b.tobytes():
+        return
+    bits = (np.frombuffer(x.tobytes(), np.uint8).reshape(len(a), -1) for x in (a, b))
+    where = int((next(bits) != next(bits)).any(axis=1).argmax())
+    index = ", ".join(map(str, np.unravel_index(where, ours.shape)))
+    found = Unequal(f"{path}[{index}]" if index else path, repr(a[where]), repr(b[where]))
+    yield found._replace(rounding=_rounding(a, b))
+
+
+def _rounding(a: np.ndarray, b: np.ndarray) -> float | None:
+    if not jax.numpy.issubdtype(a.dtype, np.inexact):
+        return None
+    bound = float(jax.numpy.finfo(a.dtype).eps) ** 0.75
+    a, b = (x.astype(np.complex128) for x in (a, b))
+    with np.errstate(all="ignore"):
+        error = np.abs(a - b).max() / (max(np.abs(a).max(), np.abs(b).max()) or 1.0)
+    # Not a number or infinite where those differ.
+    return float(error) if error <= bound else None

@@ -1,0 +1,1 @@
+"""`eqxjit.trial` and `python -m eqxjit --trial`."""

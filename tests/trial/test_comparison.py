@@ -1,0 +1,441 @@
+"""A trial compares results with Equinox's: each kind of fault is named, with its path."""
+
+import functools
+import gc
+import random
+import signal
+import threading
+import time
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+
+
+class Under:
+    """Tells in a trace whether it is eqxjit's, which traces first, or Equinox's."""
+
+    def __init__(self):
+        self.n_traces = 0
+
+    def of_eqxjit(self):
+        self.n_traces += 1
+        return self.n_traces == 1
+
+
+def tried(function, *args, n=3, **options):
+    """The finding on a function that is called a few times in a trial."""
+    with eqxjit.trial() as trial:
+        jitted = eqxjit.filter_jit(function, **options)
+        for _ in range(n):
+            jitted(*args)
+    [row] = [row for row in trial.functions if row.function == function.__name__]
+    return row, trial
+
+
+FAULTS = {
+    "a bit": (lambda x: x.at[1].set(jnp.nextafter(x[1], 2.0)), "output[0]['b'][1]"),
+    "a value": (lambda x: x.at[2].set(5.0), "output[0]['b'][2]"),
+    "a dtype": (lambda x: x.astype(jnp.float16), "dtype of output[0]['b']"),
+    "a weak type": (lambda x: jax.lax.full_like(2.0, 1.0), "weak_type of output[0]['b']"),
+    "a shape": (lambda x: x[:2], "shape of output[0]['b']"),
+    "the structure": (lambda x: [x], "output[0]['b']"),
+    "no array": (lambda x: None, "output[0]['b']"),
+    "a static object": (lambda x: "relu", "output[0]['b']"),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_wrong_result_is_named_by_path(kind, capsys):
+    wrong, path = FAULTS[kind]
+    under = Under()
+
+    def step(x):
+        right = jnp.ones(()) * 1 if kind == "a weak type" else x
+        return ({"a": x, "b": wrong(x) if under.of_eqxjit() else right},)
+
+    row, trial = tried(step, jnp.ones(3))
+    [difference] = row.differences
+    assert difference.startswith(f"{path}: ")
+    is_rounding = kind == "a bit"
+    assert ("within rounding" in difference) == is_rounding
+    assert row.is_wrong == trial.is_wrong == (not is_rounding)
+    assert f"{row.function}: {difference}" in capsys.readouterr().out
+
+
+def test_a_static_object_of_another_type_is_named():
+    under = Under()
+
+    def step(x):
+        return x, 1 if under.of_eqxjit() else True
+
+    row, _ = tried(step, jnp.ones(3))
+    assert row.differences == ["output[1]: int 1 under eqxjit, bool True under Equinox"]
+
+
+def test_a_static_field_is_named():
+    under = Under()
+
+    def step(x):
+        return eqx.nn.Dropout(0.5, inference=under.of_eqxjit()), eqx.nn.Lambda(jax.nn.relu)
+
+    row, _ = tried(step, jnp.ones(3))
+    [difference] = row.differences
+    assert "output[0]" in difference
+    assert row.is_wrong
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_error_is_named(first):
+    under = Under()
+
+    def step(x):
+        if under.of_eqxjit() == first:
+            raise KeyError("oh")
+        return x
+
+    with eqxjit.trial() as trial:
+        jitted = eqxjit.filter_jit(step)
+        try:
+            jitted(jnp.ones(3))
+        except KeyError:
+            assert first
+    [row] = trial.functions
+    [difference] = row.differences
+    assert "KeyError: 'oh'" in difference
+    assert "no error" in difference
+
+
+def test_equal_errors_are_equal():
+    def step(x):
+        raise KeyError("oh")
+
+    with eqxjit.trial() as trial:
+        for _ in range(3):
+            with pytest.raises(KeyError, match="oh"):
+                eqxjit.filter_jit(step)(jnp.ones(3))
+            with pytest.raises(TypeError):
+                eqxjit.filter_jit(step)()
+    assert [row.differences for row in trial.functions] == [[]]
+
+
+def test_keys_numbers_and_modules_are_equal():
+    def step(key, model, state, x):
+        new, out = jax.random.split(key), jax.vmap(model)(x)
+        return new, out, model, state, (1, "text", None, jnp.float32(2), lambda: 1)
+
+    model = eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0))
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
+    row, _ = tried(step, jax.random.key(0), model, (norm, state), np.ones((2, 3), np.float32))
+    assert row.differences == []
+    assert row.compared == 3
+
+
+@pytest.mark.parametrize("donate", ["all", "all-except-first"])
+def test_donated_arrays_are_copied_before_the_call(donate):
+    @eqxjit.filter_jit(donate=donate)
+    def step(x, state, key, batch):
+        return state + x.sum() + batch.sum(), jax.random.split(key)[0]
+
+    batch = np.ones(4, np.float32)
+    with eqxjit.trial() as trial:
+        state, key = jnp.arange(4.0), jax.random.key(0)
+        for i in range(60):
+            x, state_before = jnp.ones(3), state
+            batch[:] = i
+            state, key = step(x, state, key, batch)
+            assert state_before.is_deleted()
+    expected = 60 * 3 + 4 * np.arange(60).sum()
+    np.testing.assert_allclose(np.asarray(state) - np.arange(4), expected, rtol=1e-5)
+    [row] = [row for row in trial.functions if row.function.endswith("step")]
+    assert row.calls == 60
+    assert row.compared >= 3
+    assert row.differences == []
+
+
+# --- What is known to differ, and effects --------------------------------------------------------
+
+
+def test_what_equinox_returns_for_an_equal_value_is_a_known_difference():
+    def step(x, n):
+        return x, type(n).__name__
+
+    with eqxjit.trial() as trial:
+        jitted = eqxjit.filter_jit(step)
+        for _ in range(60):
+            assert jitted(jnp.ones(3), 1)[1] == "int"
+        for _ in range(60):
+            assert jitted(jnp.ones(3), True)[1] == "bool"
+    [row] = trial.functions
+    [difference] = row.differences
+    assert difference.startswith("known difference: output[1]")
+    assert not trial.is_wrong
+
+
+class Config:
+    def __init__(self, name):
+        self.name = name
+
+    def __eq__(self, other):
+        return isinstance(other, Config)
+
+    def __hash__(self):
+        return 0
+
+
+def test_static_objects_of_the_first_caller_are_a_known_difference():
+    def step(x, config):
+        return x, config
+
+    with eqxjit.trial() as trial:
+        jitted = eqxjit.filter_jit(step)
+        configs = [Config("a"), Config("b")]
+        for config in configs:
+            for _ in range(40):
+                assert jitted(jnp.ones(3), config)[1] is config
+    assert not trial.is_wrong
+
+
+def test_a_function_that_calls_python_is_compared_once():
+    calls = []
+
+    def step(x):
+        jax.debug.callback(lambda: calls.append(1))
+        return x + 1
+
+    row, _ = tried(step, jnp.ones(3), n=20)
+    jax.effects_barrier()
+    assert row.compared == 1
+    assert "calls Python" in row.effects
+    assert len(calls) == 21
+
+
+def test_a_function_that_prints_is_compared_once_and_prints_once(capsys):
+    def step(x):
+        print("tracing")
+        return x + 1
+
+    row, _ = tried(step, jnp.ones(3), n=20)
+    assert row.compared == 1
+    assert "prints" in row.effects
+    assert capsys.readouterr().out.count("tracing") == 1
+
+
+def _numbers():
+    n = 0
+    while True:
+        yield (n := n + 1)
+
+
+@pytest.mark.parametrize("source", [random.Random(0), np.random.default_rng(0), _numbers()])
+@pytest.mark.parametrize("is_argument", [True, False])
+def test_a_function_with_a_stateful_object_is_listed(source, is_argument):
+    draw = {"random": "random", "Generator": "random"}
+
+    def step(x, given):
+        given = given or source
+        name = {"Random": "random"}.get(type(given).__name__)
+        name = name or draw.get(type(given).__name__, "__next__")
+        return x + getattr(given, name)()
+
+    row, _ = tried(step, jnp.ones(3), source if is_argument else None)
+    assert row.compared <= 1
+    assert type(source).__name__ in row.effects
+    assert row.differences == []
+
+
+def test_a_function_that_differs_from_trace_to_trace_is_listed():
+    numbers = [0]
+
+    def step(x):
+        numbers[0] += 1
+        return x + numbers[0]
+
+    row, trial = tried(step, jnp.ones(3))
+    assert "from trace to trace" in row.effects
+    assert not trial.is_wrong
+
+
+# --- Which calls are tried ------------------------------------------------------------------------
+
+
+def outcome(do):
+    with eqxjit.trial() as trial:
+        do()
+    assert not trial.is_wrong
+    return {row.function.rpartition(".")[2]: row for row in trial.functions}
+
+
+def test_only_the_outermost_function_is_compared():
+    @eqxjit.filter_jit
+    def inner(x):
+        return 2 * x
+
+    @eqxjit.filter_jit
+    def outer(x):
+        return inner(x) + 1
+
+    rows = outcome(lambda: [outer(jnp.ones(3)) for _ in range(5)])
+    assert {*rows} == {"outer"}
+    assert rows["outer"].compared >= 3
+
+
+def test_transformations_of_a_function_work_and_are_not_compared():
+    @eqxjit.filter_jit
+    def f(x):
+        return jnp.sum(x**2)
+
+    def do():
+        for _ in range(4):
+            np.testing.assert_array_equal(jax.vmap(f)(jnp.ones((2, 3))), [3.0, 3.0])
+            np.testing.assert_array_equal(jax.grad(f)(jnp.ones(3)), [2.0, 2.0, 2.0])
+
+    assert outcome(do) == {}
+
+
+class Model(eqx.Module):
+    linear: eqx.nn.Linear
+    apply: object = None
+
+    @eqxjit.filter_jit
+    def step(self, x):
+        return self.linear(x)
+
+
+def test_methods_partials_and_wrappers_in_modules_are_tried():
+    linear = eqx.nn.Linear(3, 3, key=jax.random.key(0))
+    model = Model(linear, eqxjit.filter_jit(linear))
+    leaves = jax.tree.leaves(model)
+
+    def do():
+        nonlocal model
+        model = jax.tree.map(lambda x: x, model)
+        for _ in range(4):
+            x = model.step(jnp.ones(3))
+            assert type(model.apply) is eqxjit.types.JitFunction
+            np.testing.assert_array_equal(model.apply(jnp.ones(3)), x)
+            functools.partial(model.step, jnp.ones(3))()
+
+    rows = outcome(do)
+    assert rows["step"].calls == 8
+    assert rows["Linear"].calls == 4
+    assert len(jax.tree.leaves(model)) == len(leaves)
+
+
+def test_libraries_are_tried():
+    @eqx.filter_jit
+    def of_library(x):
+        return x + 1
+
+    rows = outcome(lambda: [of_library(jnp.ones(3)) for _ in range(4)])
+    assert rows["of_library"].compared >= 3
+
+
+def test_when_it_is_over_calls_are_eqxjits_alone():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    f(jnp.ones(3))
+    hits = f.cache_info().hits
+    with eqxjit.trial() as trial:
+        for _ in range(200):
+            f(jnp.ones(3))
+    [row] = trial.functions
+    for _ in range(10):
+        f(jnp.ones(3))
+    assert f.cache_info().traces == 1
+    assert trial.functions[0].calls == row.calls == 200
+    assert f.cache_info().hits >= hits + 10
+
+
+def test_calls_of_other_threads_are_tried_and_sampled():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+
+    def work():
+        for _ in range(2000):
+            f(jnp.ones(3))
+
+    def do():
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+
+    [row] = outcome(do).values()
+    assert row.compared >= 3
+
+
+def test_figures_are_consistent():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    with eqxjit.trial() as trial:
+        for _ in range(5000):
+            float(f(jnp.ones(3))[0])
+    names = "jitted calls", "tracing and compiling", "operations outside jit", "waiting"
+    assert {*trial.shares} == {*names, "moving data", "Python"}
+    assert abs(sum(trial.shares.values()) - 1) < 1e-6
+    shares = [line.share for line in trial.lines]
+    assert shares == sorted(shares, reverse=True)
+    assert {line.kind for line in trial.lines} <= {*trial.shares}
+    here = [line for line in trial.lines if line.line.filename == __file__]
+    assert sum(line.share for line in here) > 0.5
+    [row] = trial.functions
+    assert row.calls == 5000
+    assert row.seconds_equinox > 0
+    assert row.seconds_eqxjit > 0
+    assert trial.seconds >= trial.seconds_steady > 0
+    assert "<table" in trial._repr_html_()
+
+
+def test_without_a_comparison_nothing_runs_under_equinox():
+    under = Under()
+
+    def step(x):
+        under.of_eqxjit()
+        return x + 1
+
+    f = eqxjit.filter_jit(step)
+    with eqxjit.trial(compare=False) as trial:
+        for _ in range(500):
+            f(jnp.ones(3))
+    [row] = trial.functions
+    assert under.n_traces == 1
+    assert row.compared == 0
+    assert np.isnan(row.seconds_equinox)
+    assert row.seconds_eqxjit > 0
+
+
+def test_a_wrapper_that_was_tried_is_freed():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    with eqxjit.trial():
+        for _ in range(5):
+            f(jnp.ones(3))
+    ref = weakref.ref(f)
+    del f
+    gc.collect()
+    assert ref() is None
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+def test_an_alarm_of_the_program_comes_all_the_same():
+    came = []
+    handler = signal.signal(signal.SIGALRM, lambda *_: came.append(time.monotonic()))
+    timer = signal.setitimer(signal.ITIMER_REAL, 0.2)
+    begun = time.monotonic()
+    try:
+        with eqxjit.trial():
+            while time.monotonic() < begun + 0.5:
+                time.sleep(0.01)
+        assert [when - begun >= 0.15 for when in came] == [True]
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with eqxjit.trial():
+            pass
+        time.sleep(0.4)
+        assert len(came) == 2
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)

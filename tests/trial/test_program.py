@@ -1,0 +1,144 @@
+"""`python -m eqxjit --trial`: however a program is run and ends, what was seen is printed."""
+
+import textwrap
+
+import pytest
+
+from tests.support.processes import ROOT, python
+
+PROGRAM = """
+    import sys
+    import equinox as eqx
+    import jax.numpy as jnp
+
+    @eqx.filter_jit
+    def double(x):
+        return 2 * x
+
+    if __name__ == "__main__":
+        for _ in range(3000):
+            x = double(jnp.ones(3))
+        print("arguments:", sys.argv[1:])
+"""
+
+
+def run(tmp_path, program, *arguments, options=("--trial",), **environment):
+    (tmp_path / "train.py").write_text(textwrap.dedent(program))
+    return python("-m", "eqxjit", *options, *arguments, cwd=tmp_path, **environment)
+
+
+def test_a_script_with_arguments(tmp_path):
+    result = run(tmp_path, PROGRAM, "train.py", "--trial=no", "-m", "x.py")
+    assert result.returncode == 0, result.stderr
+    printed = result.stdout
+    assert "arguments: ['--trial=no', '-m', 'x.py']" in printed
+    assert "train.py: " in printed
+    assert "equal, bit for bit  double (train.py:6)" in printed
+    assert "under Equinox" not in printed
+    assert "Under Equinox's filter_jit" in printed
+    assert "train.py:12" in printed
+
+
+def test_a_module_and_a_page(tmp_path):
+    page = tmp_path / "trial.html"
+    options = f"--trial={page}", "-m"
+    result = run(tmp_path, PROGRAM, "train", "--a=1", options=options)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "arguments: ['--a=1']\n"
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "equal, bit for bit" in text
+
+
+def test_only_eqxjit_is_timed_without_a_comparison(tmp_path):
+    result = run(tmp_path, PROGRAM, "train.py", options=("--trial", "--no-compare"))
+    assert result.returncode == 0, result.stderr
+    assert "not compared" in result.stdout
+    assert "Under Equinox" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "message"),
+    [
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit()", 0, ""),
+        ("raise KeyError('oh')", 1, "KeyError: 'oh'"),
+        ("import signal, os; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt"),
+    ],
+)
+def test_what_was_seen_is_printed_however_it_ends(tmp_path, ending, status, message):
+    program = textwrap.dedent(PROGRAM) + f"    {ending}\n"
+    result = run(tmp_path, program, "train.py")
+    assert result.returncode in (status, 130 if status < 0 else status), result.stderr
+    assert message in result.stderr
+    assert "equal, bit for bit" in result.stdout
+
+
+def test_status_1_tells_that_results_differ(tmp_path):
+    program = """
+        import equinox as eqx, jax.numpy as jnp
+        traces = []
+
+        @eqx.filter_jit
+        def step(x):
+            traces.append(1)
+            return {"a": x + (len(traces) == 1)}
+
+        for _ in range(3):
+            step(jnp.ones(3))
+    """
+    result = run(tmp_path, program, "train.py")
+    assert result.returncode == 1, result.stdout
+    assert "output['a'][0]: np.float32(2.0) under eqxjit, np.float32(1.0) under" in result.stdout
+    assert "DIFFERENT" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_two_swapped_arrays_in_a_fast_path_are_found_on_an_example(tmp_path, native):
+    # The C code is as it is: there its fast paths get what makes them swap.
+    program = """
+        import sys
+        from eqxjit import __main__, _compat
+        from eqxjit._fast import make
+
+        class Swapped:
+            def __init__(self, jitted):
+                self.jitted = jitted
+
+            def __call__(self, *arrays):
+                [(program, found)] = self.jitted(*arrays).items()
+                shapes = [x.shape for x in found]
+                pairs = [(i, j) for i in range(len(found)) for j in range(i)]
+                for i, j in pairs:
+                    if shapes[i] == shapes[j] and found[i].dtype == found[j].dtype:
+                        found[i], found[j] = found[j], found[i]
+                        break
+                return {program: found}
+
+            def __getattr__(self, name):
+                return getattr(self.jitted, name)
+
+        if _compat.native is None:
+            init = make.PythonFast.instantiate
+            def instantiate(self, handler, otherwise):
+                jitted, self.entry.jitted = self.entry.jitted, Swapped(self.entry.jitted)
+                try:
+                    return init(self, handler, otherwise)
+                finally:
+                    self.entry.jitted = jitted
+            make.PythonFast.instantiate = instantiate
+        else:
+            fast = make.native.Fast
+            class Native:
+                Fast = staticmethod(lambda entry, f, *rest: fast(entry, Swapped(f), *rest))
+                __getattr__ = lambda self, name: getattr(_compat.native, name)
+            make.native = Native()
+        __main__.main(["--trial", "-m", "bench.examples.replay_buffer", "--steps", "400"])
+    """
+    path = tmp_path / "mutant.py"
+    path.write_text(textwrap.dedent(program))
+    result = python(str(path), cwd=ROOT, EQXJIT_NATIVE=native)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "DIFFERENT" in result.stdout
+    assert "learn: output[0].layers[" in result.stdout
