@@ -23,19 +23,20 @@ _OWNER = "If it should be the same, make {it} once, before the first call"
 #: The text of each remedy by its name. The functions in `_CHOICES`, and `_for_recreated`, choose
 #: among the names.
 REMEDIES = {
-    # A number: an argument, a field, many in one container, or one in an object that is a leaf.
+    # For a number: as an argument, in a field, with many others in one container, or in an object
+    # that is a leaf to JAX.
     "argument": "If it varies, pass `{array}`, which is traced, or an array made once" + _UNLESS,
     "field": "If it varies, make `{path}` an array, `{array}`, in a field that isn't static"
     + _UNLESS,
     "numbers": "If they vary, pass one array, as by `np.asarray({path})`, or make each number an "
     "array, as by `jax.tree.map(np.asarray, {path})`" + _UNLESS,
     "object": "If it varies, pass `{array}` as a separate argument" + _UNLESS,
-    # Any other static value.
+    # For any other static value.
     "array": "An array in a static field is a constant: keep it in a field that isn't static",
     "iterator": "It is read while tracing only: draw from it before the call, and pass the values "
     "as arrays",
     "label": "If the function computes nothing with it, as with a name, leave it out of the call",
-    # An object that compares by identity, and was created again.
+    # For an object that compares by identity, and was created again.
     "closure": "It closes over {captured}, which differs: pass that as an argument, or use "
     "`eqx.Partial(f, {names})`, whose arrays are traced",
     "function": f"It is a different object of the same code: if it should be the same, {_ONCE}",
@@ -50,12 +51,12 @@ REMEDIES = {
     "transforms",
     "wrapped again": "Define and wrap it once, outside of loops and of the functions that call it, "
     "and pass what varies as arrays",
-    # A different structure.
+    # For a different structure.
     "None at first": "If it is `None` at first only, pass its initial value instead, such as zeros",
     "keys": "If its keys vary, pass all of them in each call",
     "length": "If its length varies, pad it to one of a few lengths; or stack its arrays into one, "
     "by `jnp.stack({path})`, and pad that to one of a few sizes",
-    # A different array.
+    # For a different array.
     "sharding or device": "Place it on the same device or sharding in all calls, by "
     "`jax.device_put` or `eqx.filter_shard`",
     "size": "If its size varies, pad it to a few sizes",
@@ -236,7 +237,7 @@ def _remedy_text(name: str, change: Change) -> str:
         path=path,
         it=f"`{owner}`" if owner else "it",
         root=_root(change).name,
-        # Where the value of a field is computed isn't known, so the code leaves it out.
+        # The code that computes the value of a field isn't known, so `...` stands for it.
         array=_array_code("..." if name == "field" else path, dtype),
         captured=" and ".join(map(str, captures)),
         names=", ".join([capture.name for capture in captures]),
@@ -274,7 +275,8 @@ def _dtype(old: Any, new: Any) -> str:
     """
     if old is None or new is None or new.nature != "number":
         return ""
-    # A remedy always names a dtype. Without one the array would have a weak type, unlike most.
+    # A remedy always names a dtype, because an array that is created from a number without one has
+    # a weak type, unlike most arrays.
     if old.nature == "number":
         return jnp.result_type(NUMBERS[old.kind], NUMBERS[new.kind]).name
     # NumPy can't represent the dtype of typed random keys.

@@ -140,8 +140,8 @@ class _Names:
         """Return the name of a captured array; empty without one."""
         name = self._by_id.get(id(array))
         if name is None:
-            # The constant may be JAX's copy of a NumPy array. Then only the type tells its name,
-            # if a single array has that type.
+            # The constant may be JAX's copy of a NumPy array. Its type identifies that array, if no
+            # other array has the same type.
             names = self._by_type.get(array_text(array.dtype, array.shape), set())
             name = min(names) if len(names) == 1 else ""
         return name
@@ -167,7 +167,7 @@ class _Names:
             items = dict.items(value)
             self._add_contents(name, [(f"[{short(key)}]", each) for key, each in items])
         elif issubclass(cls, (tuple, list)):
-            # A subclass may have an `__iter__` of the user's.
+            # Not `[*value]`, because `__iter__` of a subclass may be code of the user's.
             items = [*(tuple if issubclass(cls, tuple) else list).__iter__(value)]
             suffixes = [f".{key}" for key in getattr(cls, "_fields", ())]
             if len(suffixes) != len(items):
@@ -203,7 +203,7 @@ def _types_in_jax(array: Any) -> set[str]:
     """
     texts = {array_text(array.dtype, array.shape)}
     if isinstance(array.dtype, np.dtype) and not array.dtype.hasobject:
-        # JAX rejects some dtypes, such as strings.
+        # JAX rejects some dtypes, such as those of strings.
         with contextlib.suppress(TypeError, ValueError):
             texts.add(array_text(jax.dtypes.canonicalize_dtype(array.dtype), array.shape))
     return texts
@@ -220,7 +220,7 @@ def _variables_of(fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
     codes = [fun.__code__]
     while codes:
         code = codes.pop()
-        # The code of functions that are defined within it.
+        # Functions that are defined within this one read variables, too.
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in code.co_names:
             value = fun.__globals__.get(name)

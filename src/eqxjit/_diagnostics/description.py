@@ -33,7 +33,7 @@ from .._spec.static_key import CONSTANTS, IdentityRef, Static, referents, static
 from .._spec.tree import ARRAY, NODE, is_array, read_node, split
 from .._text import counted, short
 
-# Trees with more parts aren't described.
+# A call whose arguments have more parts isn't described.
 _MAX_PARTS = 50_000
 
 # Messages show at most `LONG_TEXT` characters of an object's text. Descriptions keep `_MAX_TEXT`
@@ -43,7 +43,7 @@ _MAX_TEXT = 1_000
 # Integers from here on don't fit into 32 bits, so no remedy makes an array of them.
 _MAX_NUMBER = 2**31
 
-# The contents of a callable are described to this depth, without containers of more entries.
+# The contents of a callable are described to this depth, except containers with more entries.
 _MAX_DEPTH = 4
 _MAX_ENTRIES = 100
 
@@ -188,7 +188,7 @@ class Description(tuple[Row, ...]):
         if self is UNKNOWN:
             return "..."
         texts: list[str] = []
-        # The contents of an argument come between it and the next argument.
+        # The contents of an argument follow it, and end where the next argument starts.
         starts = [index for index, row in enumerate(self) if not row.around]
         for start, stop in itertools.pairwise([*starts, len(self)]):
             path, part = self[start][:2]
@@ -278,7 +278,7 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
         rows.append(row)
         if children:
             around = (row, *around)
-            # The last row comes off `pending` first.
+            # Reversed, because `pending` is a stack.
             for suffix, child_spec, child in reversed(children):
                 pending.append((path + suffix, child_spec, child, around))
             if len(rows) + len(pending) > _MAX_PARTS:
@@ -421,7 +421,7 @@ def _part_of_class(cls: type, n_children: int, is_opaque: bool = False) -> Part:
     name = cls.__name__
     if cls in (tuple, list):
         return Part(f"{name} of {n_children}", name, "container", is_node=True)
-    # Like a tuple, these say nothing about whose values they hold.
+    # Like a tuple, these may hold values of the user or of a library, so they count as containers.
     if cls in WRAPPERS or (issubclass(cls, _CONTAINERS) and not is_opaque):
         return Part(name, name, "container", is_node=True)
     nature = "object" if is_opaque else ""
@@ -505,7 +505,8 @@ def _contents(value: Any, nature: str) -> dict[str, Any]:
     if nature == "method":
         value = value.__self__
     elif nature != "instance":
-        # Others show their contents in their text, unless they have an `__eq__` and no `__repr__`.
+        # Other values show their contents in their text, unless they define `__eq__` and not
+        # `__repr__`.
         has_default_text = not nature and cls.__repr__ is object.__repr__
         if not has_default_text:
             return {}

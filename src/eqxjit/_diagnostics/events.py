@@ -22,10 +22,10 @@ from .record import COMPILING, LOWERING, TRACING, TraceRecord
 
 _PHASES = {TRACING_EVENT: TRACING, LOWERING_EVENT: LOWERING, COMPILING_EVENT: COMPILING}
 
-#: Functions that are called when a phase has ended, in any thread, of functions under eqxjit's
-#: `filter_jit` and of others, with `function, phase, seconds, from_cache, record`. The seconds
-#: include phases nested in this one. The record is None for functions that aren't under eqxjit's
-#: `filter_jit`.
+#: Functions that are called whenever a phase of any function has ended, in any thread. Their
+#: arguments are the function's name, the phase, its seconds (including phases nested in it), whether
+#: the program came from the persistent cache, and the record of the trace, which is None for a
+#: function that isn't under eqxjit's `filter_jit`.
 listeners: list[Callable[[str, str, float, bool, TraceRecord | None], None]] = []
 
 
@@ -207,7 +207,8 @@ def _note_compilation(name: str, record: TraceRecord | None) -> None:
         _thread.recompiled = weakref.ref(call)
     # If a callback of the program compiles something later, it doesn't count for this trace.
     _thread.traced.pop(name, None)
-    # Functions of others that were traced are compiled by now, or won't be.
+    # Forget functions that aren't under `filter_jit`. JAX has compiled them by now, even if this
+    # compilation happens in the middle of a lowering of ours.
     _thread.traced = {n: found for n, found in _thread.traced.items() if found}
     # JAX may not have reported the end of a trace that was interrupted.
     _thread.depth = 0

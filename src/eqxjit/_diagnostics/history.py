@@ -28,8 +28,7 @@ _MAX_PARTS = 100_000
 # A streak of this many traces is logged.
 _MANY = 10
 
-# Traces that calls needed one after another, each with the number of calls before it that needed
-# none.
+# Consecutive traces, each with the number of calls before it that needed no trace.
 _Streak = list[tuple[Trace, int]]
 
 
@@ -74,7 +73,7 @@ class History:
         self._max_traces = max_traces
         # Re-entrant, because garbage collection may run a finalizer of the user's that makes calls.
         self._lock = threading.RLock()
-        # Replaced by the family that all members share in the function's first trace.
+        # The function's first trace puts the family of its place and kind here.
         self._family = Family()
         self._streak: _Streak = []
         # The latest record of each entry, and the record of each program by the program's number.
@@ -235,8 +234,8 @@ class History:
             circumstances = records[i].circumstances
             n_parts += len(circumstances.description)
             if n_parts > _MAX_PARTS and circumstances.description is not UNKNOWN:
-                # Explanations are computed lazily. The record's own and those of later records that
-                # are compared with it need the description, so they are computed now.
+                # Explanations are computed lazily. Compute now those that need this description:
+                # the record's own, and those of the later records that are compared with it.
                 for each in records[i : i + MAX_COMPARED + 1]:
                     _ = each.explanation
                 circumstances.description = UNKNOWN

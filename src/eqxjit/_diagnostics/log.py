@@ -52,7 +52,7 @@ class Explaining(ContextDecorator):
 
     def __init__(self, on: bool):
         self.on = on
-        # Whether the switch is in force because it was created, and no `with` has begun yet.
+        # Whether no `with` has begun since the switch was created.
         self._is_new = True
         switches.append(self)
 
@@ -66,8 +66,8 @@ class Explaining(ContextDecorator):
             switches.remove(self)
 
     def __call__(self, fun: F) -> F:
-        # The `with` ends the force that the switch has since its creation, because a decorator
-        # works in the calls of its function only.
+        # A decorator works in the calls of its function only, so this `with` ends the effect that
+        # the switch has had since its creation.
         with self:
             return super().__call__(fun)
 

@@ -366,7 +366,7 @@ class _Reader:
 
     def __init__(self, jaxpr: Any):
         self.n_equations: Counter[_Stack] = Counter()
-        # Stacks by the stack below them, and by the code and offset of the call that is added.
+        # The results of `_Stack.call`, by the stack, and by the code and offset of the added call.
         self._calls: dict[tuple[_Stack, int, int], _Stack] = {}
         # The number of arrays that are alive at the peak, by type, bytes of one array, and line.
         self._arrays: Counter[tuple[str, int, str]] = Counter()
@@ -474,7 +474,7 @@ class _Reader:
     def lines(self) -> tuple[str, ...]:
         """Return the lines that create a tenth of the equations, with the lines that call them."""
         n = self.n_equations.total()
-        # Each path of lines, outermost first, with the number of equations created below it.
+        # The number of equations for each path of lines. A path begins with the outermost line.
         counts: Counter[tuple[str, ...]] = Counter()
         for stack, count in self.n_equations.items():
             for i in range(len(stack.lines)):
@@ -483,7 +483,8 @@ class _Reader:
         n_below: Counter[tuple[str, ...]] = Counter()
         for path, count in large:
             n_below[path[:-1]] += count
-        # Leave out a path whose equations are nearly all in longer paths that are shown.
+        # A path is left out if longer paths account for its equations, all but a few: less than a
+        # quarter of the program's.
         shown = [
             (path, count)
             for path, count in large
@@ -523,8 +524,8 @@ class _Reader:
             n_around = 1
             for where, kind in stack.parts:
                 n_passes = self._passes[where, kind]
-                # The passes of an inner loop are summed over all passes of the outer loop, so only
-                # a multiple of the outer loop's passes shows that the inner loop is long.
+                # The passes of an inner loop are summed over all passes of the outer loop, so the
+                # inner loop counts only if it has many passes in each pass of the outer loop.
                 if n_passes >= _MANY_PASSES * n_around or kind in (_DIFFRAX, _INLINED):
                     repeated[where, kind] += count
                 if not kind:

@@ -41,7 +41,7 @@ class Phase:
             line = innermost_line(sys._current_frames().get(thread))
             details = f", and runs {line} now" if line else ""
         else:
-            # Without a program, nothing has read JAX's lowering so far.
+            # The program is known if JAX has lowered it before, in an earlier call.
             program = record.program
             if program is not None:
                 details = f"; it has {program.equations:,} equations"
