@@ -356,8 +356,8 @@ def _array_part_of(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding
 
 def _children(spec: Any, value: Any) -> _Children | None:
     """Return the children of a node, and of a static container or dataclass; None for a leaf."""
-    cls = type(value)
-    is_node = type(spec) is tuple
+    cls, spec_class = type(value), type(spec)
+    is_node = spec_class is tuple
     if is_node and spec[0] == NODE:
         return _children_of_registered(spec, value)
     if not is_node and type(spec.key) is not tuple:

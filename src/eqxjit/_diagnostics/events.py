@@ -23,9 +23,9 @@ from .record import COMPILING, LOWERING, TRACING, TraceRecord
 _PHASES = {TRACING_EVENT: TRACING, LOWERING_EVENT: LOWERING, COMPILING_EVENT: COMPILING}
 
 #: Functions that are called whenever a phase of any function has ended, in any thread. Their
-#: arguments are the function's name, the phase, its seconds (including phases nested in it), whether
-#: the program came from the persistent cache, and the record of the trace, which is None for a
-#: function that isn't under eqxjit's `filter_jit`.
+#: arguments are the function's name, the phase, its seconds (including phases nested in it),
+#: whether the program came from the persistent cache, and the record of the trace, which is None
+#: for a function that isn't under eqxjit's `filter_jit`.
 listeners: list[Callable[[str, str, float, bool, TraceRecord | None], None]] = []
 
 

@@ -122,8 +122,8 @@ class TraceRecord:
         found = differences(closest.description, now.description, self.place)
         found += _changed_settings(closest.configuration, now.configuration)
         if not found:
-            # The call looks just like the earlier one. Traces of one entry share its list, so if the
-            # lists are one object, the entry is still there, and JAX has dropped the program.
+            # The call looks just like the earlier one. Traces of one entry share its list. So if
+            # the lists are one object, the entry was there, and JAX has dropped its program.
             why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
             if closest.why_dropped is not now.why_dropped:
                 why = "".join(closest.why_dropped) or _NO_VISIBLE_DIFFERENCE
