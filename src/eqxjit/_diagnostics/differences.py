@@ -194,7 +194,7 @@ def _changes(old: Description, new: Description, place: Place | None) -> list[Ch
 
 
 def _category(change: Change) -> str:
-    """Return the category of a change, which may be one of several between two arrays."""
+    """Return the category of a change. For two arrays it is the first in which they differ."""
     old, new = change.old, change.new
     if not change.row.around and None in (old, new):
         return "argument newly passed or left out"

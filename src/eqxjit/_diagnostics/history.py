@@ -40,7 +40,7 @@ class TooManyTracesError(RuntimeError):
 class Family:
     """Functions that are defined at one place, and of one kind, such as partials of one function.
 
-    Only the first trace of each member counts here. It is compared with that of the member before.
+    The first trace of each member is compared with that of the member that was traced before.
 
     - `latest`: the description of the member that was traced last.
     - `streak`: the first traces of the members, up to `_MANY`.
@@ -159,6 +159,7 @@ class History:
     # --- One trace ----------------------------------------------------------------------------
 
     def _new_record(self, call: Any) -> TraceRecord:
+        """Return a record for a trace that begins now, with all that explanations compare."""
         # Outside of the lock, because descriptions run code of the user's.
         functions = self._functions_to_compare(call)
         circumstances = Circumstances(

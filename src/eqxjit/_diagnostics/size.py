@@ -405,6 +405,7 @@ class _Reader:
             self._read_nested(each, stack, is_jitted, count)
 
     def _count_arrays(self, jaxpr: Any, around: _Stack, source: _Source | None) -> None:
+        """Count the temporary arrays of a jaxpr that are alive at its peak."""
         for equation, variable in _alive_at_peak(jaxpr):
             where = self._stack_of(traceback_of(equation), around, source).where
             text = array_text(variable.aval.dtype, variable.aval.shape)
@@ -423,6 +424,7 @@ class _Reader:
             self._passes[part] = max(self._passes[part], n_visits, n_alike)
 
     def _read_nested(self, jaxpr: Any, stack: _Stack, is_jitted: bool, n_uses: int) -> None:
+        """Count what is in a jaxpr that is nested in equations of this stack."""
         source = source_of(jaxpr)
         if is_jitted and source and is_users(source[1]):
             name, filename, line = source
