@@ -113,7 +113,7 @@ class _Trimming(contextlib.AbstractContextManager[None]):
             trim()
 
 
-#: What functions with source files use. Generated functions call `trim` themselves.
+#: For functions that aren't generated. Generated functions call `trim` themselves.
 trimming = _Trimming()
 
 

@@ -1,4 +1,4 @@
-"""What is recorded of each trace: why the function was traced, and where the time went.
+"""Records of traces: why each function was traced, and where the time went.
 
 May import: `_spec` and what is below that. Start at `history.py`.
 """

@@ -262,7 +262,7 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
     contents are described up to a depth.
     """
     rows: list[Row] = []
-    # What remains to be described: the path, the spec, the value, and the rows around it.
+    # The values that remain to be described, each with its path, its spec and the rows around it.
     pending: list[Any] = [(*each, ()) for each in reversed(named)]
     while pending:
         path, spec, value, around = pending.pop()

@@ -30,7 +30,7 @@ listeners: list[Callable[[str, str, float, bool, TraceRecord | None], None]] = [
 
 
 class _Thread(threading.local):
-    """What JAX is doing in one thread.
+    """The state of JAX in one thread, as its events show it.
 
     - `depth`: how many functions JAX is tracing, each within the one before.
     - `traced`: the records of functions that JAX has traced and not compiled yet, by name; `None`

@@ -43,14 +43,14 @@ _MAX_ARRAYS = 3
 # Operations that can't write an output over an input of the same shape, because they read elements
 # of the input again after they have written others of the output.
 _NOT_IN_PLACE = {"dot_general", "conv_general_dilated", "sort", "gather"}
-# What to do about an unrolled loop of the user's.
+# The advice on an unrolled loop of the user's.
 _SCAN = (
     "use `jax.lax.scan` or `jax.lax.fori_loop` (over layers: stack them by `eqx.filter_vmap`, and "
     "scan over that), or `jax.vmap` where the steps don't depend on each other"
 )
 _DIFFRAX = os.path.join("diffrax", "")
 _INLINED = "inlined"
-# What to say about a large loop in a library, by a part of the path of the library's file.
+# The advice on a large loop in a library, by a part of the path of the library's file.
 _IN_LIBRARIES = {
     os.path.join("equinox", "nn", ""): (
         "runs one layer after the other: if they are alike, stack them by `eqx.filter_vmap`, and "
@@ -502,7 +502,7 @@ class _Reader:
         n = self.n_equations.total()
         loops: list[str] = []
         notes: list[str] = []
-        # Of parts with equally many equations, `most_common` returns the outermost first.
+        # `most_common` returns parts with equally many equations in order, the outermost first.
         for (where, kind), count in self._repeated_parts().most_common():
             share = f"{count:,} of {n:,} equations"
             n_inlined = self._n_inlined[where]

@@ -43,8 +43,8 @@ def caller_of(name: str) -> Caller:
     while frame is not None and not is_users(frame.f_code.co_filename):
         frames.append(frame)
         frame = frame.f_back
-    # Of the functions that are jitted below the user's line, the outermost decides, because the
-    # others are parts of it. JAX jits its own operations, private ones too.
+    # The outermost function that is jitted below the user's line decides, because the others are
+    # parts of it. JAX jits its own operations, private ones too.
     outside: list[types.FrameType] = []
     while frames and jitted_in(frames[-1]) is None:
         outside.append(frames.pop())

@@ -66,7 +66,7 @@ class ReportRow(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What to know about the program's size, its memory and the persistent cache."""
+        """Notes on the program's size, its memory and the persistent cache."""
         program = self.program
         if program is None:
             return []
