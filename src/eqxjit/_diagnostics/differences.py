@@ -87,9 +87,9 @@ def causes_of(differences: Iterable[Difference]) -> dict[str, Difference]:
 
 
 def _grouped(differences: Iterable[Difference]) -> list[list[Difference]]:
-    """Return differences in groups: one for each category of `OF_ARRAYS`, and one for each other.
+    """Return differences in groups: arrays that differ alike together, each other one alone.
 
-    A difference between static values is a group by itself.
+    Two arrays differ alike if the category is the same.
     """
     groups: dict[Any, list[Difference]] = {}
     for number, each in enumerate(differences):
@@ -194,7 +194,7 @@ def _changes(old: Description, new: Description, place: Place | None) -> list[Ch
 
 
 def _category(change: Change) -> str:
-    """Return the category of a change. For two arrays it is the first in which they differ."""
+    """Return the category of a change; for two arrays, the first in which they differ."""
     old, new = change.old, change.new
     if not change.row.around and None in (old, new):
         return "argument newly passed or left out"

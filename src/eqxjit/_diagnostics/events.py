@@ -78,7 +78,7 @@ def compiling(record: TraceRecord | None, name: str) -> Iterator[None]:
 
 
 def stop_counting(name: str) -> None:
-    """Stop counting what JAX does under a name for the trace that it was counted for so far."""
+    """Forget the trace for which JAX's work under a name was counted so far."""
     _thread.traced.pop(name, None)
     # JAX may not report the end of a phase that was interrupted.
     _end(LOWERING)
@@ -104,7 +104,7 @@ def _begin(phase: str, record: TraceRecord) -> None:
 
 
 def _end(phase: str, record: TraceRecord | None = None) -> None:
-    """Stop watching this thread's phase, if it is the given phase (and of the given record)."""
+    """Stop watching this thread's phase, if it is this phase, and of this record if one is given."""
     current = waiting.under_way.get(threading.get_ident())
     if current is not None and current.name == phase and record in (None, current.record):
         del waiting.under_way[threading.get_ident()]

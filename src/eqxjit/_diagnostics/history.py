@@ -242,7 +242,7 @@ class History:
                 circumstances.description = UNKNOWN
 
     def _log(self, call: Any, record: TraceRecord) -> None:
-        """Log a trace if explanations are on, and the streak that it ends if that is full."""
+        """Log a trace if explanations are on, and add it to its streak."""
         is_of_family = record.functions is not None
         if record.circumstances.number == 1 and not is_of_family:
             return
@@ -277,7 +277,7 @@ class History:
             log_streak([each for each, _ in streak], n_between)
 
     def _note_recompilation(self, call: Any) -> None:
-        """Note and log how a call differs for which JAX has compiled a program again, untraced."""
+        """Note and log why JAX has compiled a program again in a call, without a trace."""
         earlier = [each.circumstances for each in [*self._records]]
         if not earlier:
             return

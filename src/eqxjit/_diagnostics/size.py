@@ -296,7 +296,7 @@ _outermost_code: types.CodeType | None = None
 
 
 def begin_stacks_at(code: types.CodeType) -> None:
-    """Begin the stacks of equations at calls of a function, given by its code.
+    """Tell where the stack of an equation begins: at our function with this code.
 
     The core calls this at import, because this module may not import the core.
     """
