@@ -158,7 +158,7 @@ def _for_recreated(change: Change) -> str:
 
 
 def _changed_captures(change: Change) -> list[Capture]:
-    """Return the captures in which two functions of one code differ, as the new function's."""
+    """Return the new function's captures that differ from those of the old function."""
     old: dict[str, Capture] = {capture.name: capture for capture in change.old.captures}
     return [each for each in change.new.captures if old.get(each.name, each) != each]
 

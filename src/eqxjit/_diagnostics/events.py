@@ -104,7 +104,7 @@ def _begin(phase: str, record: TraceRecord) -> None:
 
 
 def _end(phase: str, record: TraceRecord | None = None) -> None:
-    """Stop watching this thread's phase, if it is this phase, and of this record if one is given."""
+    """Stop watching this thread's phase, if it is this phase (and of this record)."""
     current = waiting.under_way.get(threading.get_ident())
     if current is not None and current.name == phase and record in (None, current.record):
         del waiting.under_way[threading.get_ident()]

@@ -35,7 +35,7 @@ class Trace:
 
     @property
     def seconds(self) -> Seconds:
-        """The time that the trace took so far. It may be compiled later than it is traced."""
+        """The time that the trace took so far. Its program may be compiled later."""
         return dataclasses.replace(self._record.seconds)
 
     @property
@@ -45,7 +45,7 @@ class Trace:
 
     @property
     def recompiled(self) -> tuple[Difference, ...]:
-        """The differences of later calls for which JAX compiled the program again, untraced.
+        """How later calls differed for which JAX compiled the program again without a trace.
 
         Most often they have a different device or sharding.
         """

@@ -35,7 +35,10 @@ class Caller(NamedTuple):
 
 
 def caller_of(name: str) -> Caller:
-    """Return the caller of the function with this name, which JAX has compiled just now."""
+    """Return the caller of the function that JAX has just traced, lowered or compiled.
+
+    `name` is the function's name in JAX.
+    """
     frame: types.FrameType | None = sys._getframe(1)
     line = innermost_line(frame)
     # The frames below the user's line, innermost first.
