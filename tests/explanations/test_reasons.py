@@ -249,6 +249,26 @@ def test_another_class_of_the_same_name():
 
 
 @pytest.mark.parametrize(
+    ("before", "text"), [((jnp.ones(3),), "float32[3]"), ((), "absent")], ids=["array", "absent"]
+)
+def test_an_object_whose_text_is_that_of_what_was_there_before(before, text):
+    class Named:
+        def __repr__(self):
+            return text
+
+        def __eq__(self, other):
+            return type(other) is Named
+
+        def __hash__(self):
+            return 0
+
+    f = eqxjit.filter_jit(lambda *args: None)
+    f(*before), f(Named())
+    [difference] = f.traces()[-1].differences
+    assert difference.new == text
+
+
+@pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda n: [n] * 2_000, "2000 numbers in `many`"),

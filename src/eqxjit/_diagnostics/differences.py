@@ -314,7 +314,7 @@ def differences_of_functions(old: Description, new: Description, place: Place) -
 def _distinct_texts(old: Any, new: Any) -> tuple[str, str]:
     """Return the texts of two parts, with more details where the short texts are equal."""
     old_text, new_text = ["absent" if part is None else str(part) for part in (old, new)]
-    if old_text != new_text:
+    if old_text != new_text or not (isinstance(old, Part) and isinstance(new, Part)):
         return old_text, new_text
     if old.is_node:
         text = f"{old_text} (a different class of that name)"
