@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from .._compat import debug_info, is_staging
-from .._diagnostics import events
+from .._diagnostics import events, size
 from .._places import CallSite
 from .._spec.tree import combine, count_arrays, has_tracers
 from . import donation
@@ -98,6 +98,9 @@ def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     fun = call.function.combine(leaves[n:])
     args, kwargs = combine(call.spec, iter(leaves[:n]), iter(call.statics))
     return entry.split_output(fun(*args, **kwargs), call.all_statics)
+
+
+size.begin_stacks_at(_run.__code__)
 
 
 def is_jit_disabled() -> bool:
