@@ -30,7 +30,7 @@ from .._places import (
     transformation_of,
 )
 from .._spec.static_key import CONSTANTS, IdentityRef, Static, referents, static_key
-from .._spec.tree import ARRAY, NODE, is_array, read_node, split
+from .._spec.tree import ARRAY, ARRAY_CLASSES, NODE, is_array, read_node, split
 from .._text import counted, short
 
 # A call whose arguments have more parts isn't described.
@@ -46,6 +46,8 @@ _MAX_NUMBER = 2**31
 # The contents of a callable are described to this depth, except containers with more entries.
 _MAX_DEPTH = 4
 _MAX_ENTRIES = 100
+# What a function closes over is searched for arrays up to this number of parts.
+_MAX_CAPTURED_PARTS = 10_000
 
 #: Python's types of numbers by their names. `bool` isn't one of them.
 NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
@@ -479,10 +481,34 @@ def _captures(fun: Any, prefix: str = "", depth: int = 0) -> Iterator[Capture]:
         elif is_array(value):
             yield Capture(path, "array", _identity_of(value))
         elif isinstance(value, (eqx.Module, tuple, list, dict)):
-            arrays = [*filter(is_array, jax.tree.leaves(value))]
+            arrays = _arrays_in(value)
             if arrays:
                 kind = "Module" if isinstance(value, eqx.Module) else type(value).__name__
-                yield Capture(path, kind, tuple(map(_identity_of, arrays[:_MAX_ENTRIES])))
+                yield Capture(path, kind, tuple(map(_identity_of, arrays)))
+
+
+def _arrays_in(tree: Any) -> list[Any]:
+    """Return the first arrays in a tree of Modules and builtin containers.
+
+    JAX's flatten would run code of the user's, and never end for a tree that contains itself. A
+    function may close over anything.
+    """
+    arrays: list[Any] = []
+    pending = [tree]
+    for value in pending:
+        if len(pending) > _MAX_CAPTURED_PARTS or len(arrays) == _MAX_ENTRIES:
+            break
+        cls = type(value)
+        if cls in ARRAY_CLASSES or issubclass(cls, jax.Array):
+            arrays.append(value)
+        elif issubclass(cls, eqx.Module):
+            pending.extend(fields_of(value).values())
+        elif issubclass(cls, dict):
+            pending.extend(dict.values(value))
+        elif issubclass(cls, (tuple, list)):
+            base: Any = tuple if issubclass(cls, tuple) else list
+            pending.extend(base.__iter__(value))
+    return arrays
 
 
 def _identity_of(array: Any) -> Hashable:
