@@ -11,12 +11,11 @@ from typing import Any
 
 from .._compat import is_staging, trace_configuration, weak_lowering
 from .._places import Place, call_site, is_within_pmap
-from .._text import comes_from_signal_handler, times
+from .._text import times
 from . import events
-from .constants import constants_of
 from .description import UNKNOWN, Description, describe, describe_function
 from .differences import differences
-from .log import log_constants, log_streak, logger, switches
+from .log import HUGE_BYTES, log_constants, log_streak, logger, switches
 from .record import MAX_COMPARED, Circumstances, TraceRecord, closest_of
 from .trace import Trace, TraceList, explanation_of
 
@@ -141,16 +140,10 @@ class History:
             self._of_program[call.program.number] = record
         if call.jaxpr is not None:
             record.jaxpr, record.lowering = weakref.ref(call.jaxpr), weak_lowering(call.lowered)
-            # Not computed lazily, because the names of the arrays are found in the function and its
-            # arguments, which may die after the call.
-            try:
-                record.constants = constants_of(call.jaxpr, [*call.function.statics, *call.statics])
-            except Exception as error:
-                # The search for names goes through objects of the user's, which may raise anything.
-                # The call must not fail because of it.
-                if comes_from_signal_handler(error):
-                    raise
-            log_constants(record.function, record.constants)
+            roots = [*call.function.statics, *call.statics]
+            record.roots = [weakref.ref(each) for each in roots if type(each).__weakrefoffset__]
+            if sum([getattr(each, "nbytes", 0) for each in call.jaxpr.consts]) >= HUGE_BYTES:
+                log_constants(record.function, record.constants)
             if events.listeners:
                 # A report may be read when JAX has dropped the jaxpr, so compute the size now.
                 _ = record.program

@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 switches: "list[Explaining]" = []
 
 # Captured arrays that take at least this many bytes together are logged.
-_HUGE_BYTES = 100_000_000
+HUGE_BYTES = 100_000_000
 
 # A message names at most this many causes.
 _MAX_CAUSES = 4
@@ -122,15 +122,13 @@ def explain_retraces(on: bool = True) -> Explaining:
     return Explaining(on)
 
 
-_logged_constants: set[tuple[str, CapturedArray]] = set()
+_logged_constants: set[tuple[str, tuple[CapturedArray, ...]]] = set()
 
 
 def log_constants(function: str, constants: tuple[CapturedArray, ...]) -> None:
     """Log that a program holds very large constants, once for each function and largest array."""
-    if sum([each.bytes for each in constants]) < _HUGE_BYTES:
-        return
-    key = function, constants[0]
-    if key not in _logged_constants:
+    key = function, constants[:1]
+    if constants and key not in _logged_constants:
         _logged_constants.add(key)
         logger.warning("`%s` %s", function, note_on(constants))
 

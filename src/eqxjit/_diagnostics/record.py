@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .._places import CallSite, Place
-from .._text import short
-from .constants import CapturedArray
+from .._text import comes_from_signal_handler, short
+from .constants import CapturedArray, constants_of
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, differences_of_functions, distance
 from .size import Program, memory_in, program_of
@@ -87,7 +88,8 @@ class TraceRecord:
     - `recompiled`: the differences of later calls for which JAX compiled the program again.
     - `jaxpr`, `lowering`: weak references to JAX's jaxpr and lowering of the program. Both hold the
         user's constants, so the record must not keep them alive.
-    - `constants`: the arrays that the program closes over.
+    - `roots`: weak references to the function and the static arguments, in which the names of
+        captured arrays are looked for.
     """
 
     function: str
@@ -101,7 +103,7 @@ class TraceRecord:
     recompiled: list[Difference] = dataclasses.field(default_factory=list)
     jaxpr: Callable[[], Any] = lambda: None
     lowering: Callable[[], Any] = lambda: None
-    constants: tuple[CapturedArray, ...] = ()
+    roots: list[weakref.ref[Any]] = dataclasses.field(default_factory=list)
     _program: Program | None = None
 
     @functools.cached_property
@@ -129,6 +131,19 @@ class TraceRecord:
                 why = "".join(closest.why_dropped) or _NO_VISIBLE_DIFFERENCE
             found = [Difference("cache evicted or cleared", "", "", why)]
         return tuple(found), closest.number
+
+    @functools.cached_property
+    def constants(self) -> tuple[CapturedArray, ...]:
+        """The arrays that the program closes over; computed lazily, once."""
+        roots = [root for ref in self.roots if (root := ref()) is not None]
+        try:
+            return constants_of(self.jaxpr(), roots)
+        except Exception as error:
+            # The search for names goes through objects of the user's, which may raise anything.
+            # Nothing must fail because of it.
+            if comes_from_signal_handler(error):
+                raise
+            return ()
 
     @property
     def program(self) -> Program | None:
