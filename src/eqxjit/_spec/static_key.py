@@ -20,7 +20,7 @@ import math
 import struct
 import types
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -359,8 +359,9 @@ def interchangeable(value: Any, other: Any) -> bool:
     return kind is tuple and len(value) == len(other) and all(map(interchangeable, value, other))
 
 
-def _parts(key: Hashable) -> Iterator[Any]:
-    """Yield the innermost parts of a key, or of a spec: everything but tuples and frozensets."""
+def _parts(key: Hashable) -> list[Any]:
+    """Return the innermost parts of a key, or of a spec: everything but tuples and frozensets."""
+    found: list[Any] = []
     pending: list[Any] = [key]
     while pending:
         part = pending.pop()
@@ -369,4 +370,5 @@ def _parts(key: Hashable) -> Iterator[Any]:
         elif isinstance(part, Static):
             pending.append(part.key)
         else:
-            yield part
+            found.append(part)
+    return found
