@@ -5,6 +5,7 @@ the program. JAX copies it into each program, and XLA may compute with it at com
 """
 
 import contextlib
+import math
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -82,8 +83,16 @@ def constants_of(jaxpr: Any, roots: Iterable[Any]) -> tuple[CapturedArray, ...]:
     constants: list[CapturedArray] = []
     for array, line in first_lines.values():
         text = array_text(array.dtype, array.shape)
-        constants.append(CapturedArray(names.of(array), text, int(array.nbytes), line))
+        constants.append(CapturedArray(names.of(array), text, bytes_of(array), line))
     return tuple(sorted(constants, key=lambda each: -each.bytes))
+
+
+def bytes_of(constant: Any) -> int:
+    """Return the size of a constant in bytes; 0 for one that isn't an array."""
+    # Not `nbytes`, which JAX's own class for NumPy arrays lacked in 0.8.
+    if not hasattr(constant, "dtype") or not hasattr(constant, "shape"):
+        return 0
+    return math.prod(constant.shape) * constant.dtype.itemsize
 
 
 def _captured_in(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
@@ -101,14 +110,14 @@ def _captured_in(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
             variables = [v for v in equation.invars if isinstance(v, Var)] if unused else []
             for variable in variables:
                 array = unused.pop(variable, None)
-                if array is not None and hasattr(array, "nbytes"):
+                if array is not None and bytes_of(array):
                     yield array, equation
             for value in equation.params.values():
                 for each in value if isinstance(value, (tuple, list)) else (value,):
                     if isinstance(each, ClosedJaxpr):
                         pending.append((each, equation))
         for array in unused.values():
-            if hasattr(array, "nbytes"):
+            if bytes_of(array):
                 yield array, around
 
 

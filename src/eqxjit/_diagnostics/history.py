@@ -13,6 +13,7 @@ from .._compat import is_staging, trace_configuration, weak_lowering
 from .._places import Place, call_site, is_within_pmap
 from .._text import times
 from . import events
+from .constants import bytes_of
 from .description import UNKNOWN, Description, describe, describe_function
 from .differences import differences
 from .log import HUGE_BYTES, log_constants, log_streak, logger, switches
@@ -142,7 +143,7 @@ class History:
             record.jaxpr, record.lowering = weakref.ref(call.jaxpr), weak_lowering(call.lowered)
             roots = [*call.function.statics, *call.statics]
             record.roots = [weakref.ref(each) for each in roots if type(each).__weakrefoffset__]
-            if sum([getattr(each, "nbytes", 0) for each in call.jaxpr.consts]) >= HUGE_BYTES:
+            if sum(map(bytes_of, call.jaxpr.consts)) >= HUGE_BYTES:
                 log_constants(record.function, record.constants)
             if events.listeners:
                 # A report may be read when JAX has dropped the jaxpr, so compute the size now.
