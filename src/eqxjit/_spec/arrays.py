@@ -95,7 +95,7 @@ def _copy_small(leaves: list[Any], n_bytes: int) -> list[int]:
     return left
 
 
-_settle_small: Any = _copy_small if native is None else native.settle_small
+_settle_small: Any = _copy_small if native is None else native.copy_small
 
 
 def _is_copied_by_jax(array: np.ndarray) -> bool:
