@@ -1,6 +1,7 @@
-"""Writes the fast path of an entry as Python: guards, the jitted call, and the output.
+"""Writes the fast path of an entry as Python source: guards, the jitted call, and the output.
 
-Reads the specs of the arguments and of the output; `native.c` does the same by walking them.
+The source follows from the specs of the arguments and of the output. `native.c` walks these specs
+in each call instead.
 """
 
 import itertools
@@ -36,15 +37,16 @@ from .._spec.tree import (
 from .._text import comes_from_signal_handler, short
 from .signature import Signature, absent
 
-#: The slow path serves larger trees, because compiling their source takes too long.
+#: With more nodes and leaves than this, calls take the slow path, because compiling the source of a
+#: fast path would take too long.
 MAX_NODES = 2000
 
-# The end of a path says most.
+# Names are made from this many characters at the end of a path, where paths differ most.
 _LONGEST_NAME = 22
 
-# The source of a fast path. A `$` stands for the prefix of our names, underscores with which no
-# name of the user's begins. The prefix is put in before the braces are filled, so that no text of
-# the user's is ever searched.
+# The source of a fast path. The prefix of our names replaces each `$`. It consists of underscores,
+# and no name of the user's begins with it. The replacement happens before the braces are filled, so
+# it leaves a `$` in a string of the user's alone.
 _TEMPLATE = """\
 def make_call($handler, $otherwise, $jitted, $fast{bound}):
     def {function}({parameters}):
@@ -60,7 +62,7 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
                 $matches = None
             except $KeyError as $error:
                 if $error.__traceback__.tb_next is not None:
-                    # Of the user's `==`, or of a signal handler.
+                    # The user's `==` or a signal handler raised it.
                     raise
                 # A Module lacks a field.
                 $matches = False
@@ -88,7 +90,7 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
             finally:
                 del $calls[$n_calls:]
             if not $is_over or $outs[$program.number][0] is not $out:
-                # A trace was made, a program is to be read, or it returns something else.
+                # JAX traced, or the program is unread, or its output has a different structure.
                 return $handler.finish_fast($output, $call_of($record))
             $fast.hits += 1
             if not $fast.is_first:
@@ -102,11 +104,13 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
 
 
 class _InFlight(threading.local):
-    """The calls in flight of a thread, outside in, where C doesn't keep them."""
+    """The calls in flight of the current thread, if the native back end isn't in use.
+
+    - `calls`: a record for each call, outermost first. Before the call has a `Call`, its record is
+        `[entry, handler, values of the parameters]`, and then `[entry, None, call]`.
+    """
 
     def __init__(self) -> None:
-        #: Of each its entry, its handler, and the values of the parameters; None and its `Call`
-        #: once that is made.
         self.calls: list[list[Any]] = []
 
 
@@ -114,50 +118,68 @@ in_flight = _InFlight()
 
 
 def call_of(record: list[Any]) -> Any:
-    """Return the `Call` of a call in flight, which is made once."""
-    entry, handler, content = record
+    """Return the `Call` of a call in flight. Create it when it is first asked for."""
+    entry, handler, values = record
     if handler is not None:
-        args, kwargs = handler.function.signature.arguments_among(content)
+        args, kwargs = handler.function.signature.arguments_among(values)
         record[1:] = None, handler.make_matched_call(entry, *args, **kwargs)
     return record[2]
 
 
 def is_for_slow_path(error: BaseException) -> bool:
-    """Return whether the slow path has the last word on what a guard raised.
+    """Return whether the slow path decides about an error that a guard raised.
 
-    A `TypeError`, a `ValueError` or a `RecursionError` (exactly these) is how Python says that a
-    value can't be hashed, compared or walked. The slow path names the argument, or finds that the
-    call doesn't need the comparison. Any other error is the user's or a signal handler's, and is
-    raised at once.
+    Python raises a `TypeError`, a `ValueError` or a `RecursionError`, and no subclass of these, if
+    a value can't be hashed, compared or walked. The slow path then names the argument in its error,
+    or it succeeds, because it doesn't need the comparison. Any other error is raised at once,
+    because it comes from the user's code or from a signal handler.
     """
     is_pythons = type(error) in (TypeError, ValueError, RecursionError)
     return is_pythons and not comes_from_signal_handler(error)
 
 
 def hand_over(error: BaseException, handler: Any, record: list[Any]) -> None:
-    """Have the handler raise what a call in flight has raised, or a clearer error."""
+    """Have the handler raise the error of a call in flight, or a clearer error."""
     try:
         call = call_of(record)
     except Exception:
-        # The arguments can't be taken apart again: what was raised first is the call's error.
+        # The arguments can't be bound and split once more. The generated code then raises `error`.
         return
     try:
         handler.failed_fast(error, call)
     finally:
-        # The traceback has this frame: what it holds would wait for the garbage collector.
+        # The traceback refers to this frame, so these names would be cycles.
         del error, handler, record, call
 
 
-# A metaclass may refuse a class's.
-_NAME = vars(type)["__name__"].__get__
+# Not `cls.__name__`, because a metaclass may not allow that.
+_name_of_class = vars(type)["__name__"].__get__
 
-# What the source refers to by these names, with its prefix.
+# The objects to which the source refers by their own names, with the prefix.
 _NAMED = (
-    *(BaseException, KeyError, RecursionError, TypeError, ValueError, len, map, tuple, type),
+    BaseException,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    len,
+    map,
+    tuple,
+    type,
+    call_of,
+    flatten_one_level,
+    hand_over,
+    has_tracers,
+    is_array,
     is_for_slow_path,
-    *(call_of, flatten_one_level, hand_over, has_tracers, is_array, np.ndarray, passed, same),
-    *(trim, unflatten_node, wait_for),
+    np.ndarray,
+    passed,
+    same,
+    trim,
+    unflatten_node,
+    wait_for,
 )
+# All objects to which the source of any entry refers, by their names without the prefix.
 _SCOPE = {each.__name__: each for each in _NAMED} | {
     "Array": ArrayImpl,
     "absent": absent,
@@ -174,53 +196,65 @@ _serial = itertools.count()
 
 
 class TooLarge(Exception):
-    """A tree for which no source is written."""
+    """Raised for a tree that is too large, or too deep, for generated Python."""
 
 
 class Writer:
-    """A writer of the fast path of one entry; making one raises `TooLarge` beyond the bound."""
+    """Writes the source of one entry's fast path.
+
+    - `signature`: the signature of the user's function.
+    - `entry`: the entry.
+    - `prefix`: what our names begin with, and no name of the user's.
+    - `namespace`: the objects to which the source refers, by name.
+    - `guards`: the source of the guards, argument by argument, with comments in between.
+    - `arrays`: the names of the arrays of the call, in the order in which JAX takes them.
+    - `statics`: the names of the static objects of the call, in the order of `Call.all_statics`.
+    - `body`: statements that create parts of the output.
+    - `out_arrays`: the names of the arrays of the output.
+    - `out_statics`: the slots and values of those static objects of the output that have no source
+        yet.
+    """
 
     def __init__(self, function: Any, entry: Any):
-        # The first of its traces' outputs; `finish_fast` makes others.
+        """**Raises:** `TooLarge` if the trees of the entry have more than `MAX_NODES` nodes."""
+        # The source combines the outputs of the first program. `finish_fast` combines the outputs
+        # of a program that returns a different structure.
         out = entry.out
         if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
             raise TooLarge
         self.signature: Signature = function.signature
         self.entry = entry
-        users = [self.signature.name, *[each.name for each in self.signature.parameters]]
-        #: How our names begin, and no name of the user's.
+        users_names = [self.signature.name, *[each.name for each in self.signature.parameters]]
         self.prefix = "_"
-        while any(name.startswith(self.prefix) for name in users):
+        while any(name.startswith(self.prefix) for name in users_names):
             self.prefix += "_"
-        #: What the source refers to, by name; and the name of each constant, by its `id`.
         scope = {**_SCOPE, "entry": entry, "out": out, "outs": entry.outs}
         self.namespace = {f"{self.prefix}{name}": value for name, value in scope.items()}
+        # The name of each constant, by the `id` of its object.
         self._constants: dict[int, str] = {}
         self._numbers = itertools.count()
-        #: Guards of one argument after the other, the arrays, and the source of each static object.
         self.guards: list[str] = []
         self.arrays: list[str] = []
         self.statics = [self.variable("fun_static") for _ in function.statics]
-        #: Statements that make parts of the output, its arrays, and its other static objects.
         self.body: list[str] = []
         self.out_arrays: list[str] = []
         self.out_statics = iter(zip(out.slots, out.statics, strict=True))
 
     def write(self) -> tuple[str, Callable[..., Any]]:
-        """Return the source, and the function `make_call` that it defines.
+        """Return the source, and the function `make_call` that the source defines.
 
-        This returns the fast path of one wrapper, for `(handler, otherwise, jitted, fast,
-        *fun_statics, *fun_arrays)`; `fast.hits` counts calls.
+        `make_call(handler, otherwise, jitted, fast, *fun_statics, *fun_arrays)` returns the fast
+        path of one wrapper, as a function with the user's signature.
 
         **Raises:**
 
-        - `TooLarge`, if Python can't compile it.
+        - `TooLarge`, if the tree is too deep for Python's compiler.
         """
         try:
             source = self._source()
             return source, _define(source, self.signature.qualname, self.namespace)
         except (SyntaxError, RecursionError, MemoryError) as error:
-            # Python's compiler raises each of them for source that is nested too deeply.
+            # Python's compiler raises any of these for source that is nested too deeply.
             raise TooLarge from error
 
     def _source(self) -> str:
@@ -228,10 +262,10 @@ class Writer:
         fun_arrays = [self.variable("fun_array") for _ in range(self.entry.n_fun)]
         bound = [*self.statics, *fun_arrays]
         self._match_arguments()
-        # The function's may be NumPy's, too.
+        # The function's own arrays match in any case, but a NumPy array has to be copied.
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
-        output = self._make(self.entry.out.spec)
+        output = self._combine(self.entry.out.spec)
         if self.out_arrays:
             self.body.insert(0, f"[{', '.join(self.out_arrays)}] = {self.prefix}arrays")
         statements = [*self.body, f"return {output}"]
@@ -251,103 +285,139 @@ class Writer:
             statements=textwrap.indent("\n".join(statements), " " * 12),
         )
 
+    # --- Names --------------------------------------------------------------------------------
+
     def variable(self, hint: str) -> str:
-        """Return a new name like a hint."""
+        """Return a new name that resembles a hint."""
         return f"{self.prefix}{_identifier(hint)}_{next(self._numbers)}"
 
     def constant(self, hint: str, value: Any) -> str:
-        """Return the name of a constant; the same one for the same object."""
+        """Return the name of a constant. The same object always has the same name."""
         name = self._constants.get(id(value))
         if name is None:
             name = self._constants[id(value)] = self.variable(hint)
             self.namespace[name] = value
         return name
 
-    def of_class(self, cls: type) -> str:
-        return self.constant(_NAME(cls), cls)
+    def class_name(self, cls: type) -> str:
+        """Return the name of a constant that is a class."""
+        return self.constant(_name_of_class(cls), cls)
+
+    # --- Guards -------------------------------------------------------------------------------
 
     def _match_arguments(self) -> None:
-        """Write the guards of all arguments, those of static ones first: they fail fastest."""
-        args, kwargs = self.entry.spec[3:]
-        n, keys = len(args) - 3, kwargs[2]
-        paths = self.signature.paths(n, keys)
-        early: list[str] = []
+        """Write the guards of all arguments.
+
+        Those of static arguments come first, because they tell calls apart fastest.
+        """
+        args_spec, kwargs_spec = self.entry.spec[3:]
+        arg_specs, kwarg_specs = args_spec[3:], kwargs_spec[3:]
+        paths = self.signature.paths(len(arg_specs), kwargs_spec[2])
+        early = self._guards_of_rest(paths, len(arg_specs), kwargs_spec[2])
         late: list[str] = []
+        # In the order of the spec, because arrays and static objects are numbered in this order.
+        for path, spec in zip(paths, [*arg_specs, *kwarg_specs], strict=True):
+            self.guards = early if type(spec) is Static else late
+            self.guards.append(f"# {path}: {self._label(spec)}")
+            self._match(path if path.isidentifier() else self.variable(path), path, spec)
+        self.guards = early + late
+
+    def _guards_of_rest(self, paths: list[str], n_args: int, keywords: Sequence[str]) -> list[str]:
+        """Return the guards of all parameters to which the spec has no argument of the same name.
+
+        An optional parameter must be absent. In `*args` there must be as many arguments as in the
+        spec, and in `**kwargs` there must be the same keywords.
+        """
         p = self.prefix
+        guards: list[str] = []
         for i, parameter in enumerate(self.signature.parameters):
             name = parameter.name
             guard = f"{name} is {p}absent"
             if parameter.kind == Parameter.VAR_POSITIONAL:
-                name, guard = f"*{name}", f"{p}len({name}) == {max(n - i, 0)}"
+                guard = f"{p}len({name}) == {max(n_args - i, 0)}"
+                name = f"*{name}"
             elif parameter.kind == Parameter.VAR_KEYWORD:
-                others = [key for key, path in zip(keys, paths[n:], strict=True) if key != path]
-                name, guard = f"**{name}", self._has_keys(name, others)
+                # The path of a keyword that has a parameter of its own is the keyword itself.
+                keyword_paths = zip(keywords, paths[n_args:], strict=True)
+                guard = self._has_keys(name, [key for key, path in keyword_paths if key != path])
+                name = f"**{name}"
             if name not in paths:
-                early += [f"# {name}: {guard}", guard]
-        # In the order of the spec, which that of arrays and static objects follows.
-        for path, spec in zip(paths, [*args[3:], *kwargs[3:]], strict=True):
-            self.guards = early if type(spec) is Static else late
-            # The name of a class may hold anything, a line break included.
-            kind = _identifier(_NAME(spec[1])) if type(spec) is tuple else "static"
-            self.guards.append(f"# {path}: {'array' if spec is ARRAY else kind}")
-            self._match(path if path.isidentifier() else self.variable(path), path, spec)
-        self.guards = early + late
+                guards += [f"# {name}: {guard}", guard]
+        return guards
+
+    def _label(self, spec: Spec) -> str:
+        """Return what the comment above the guards of an argument says of the argument."""
+        if spec is ARRAY:
+            return "array"
+        # The name of a class may contain anything, even a line break.
+        return _identifier(_name_of_class(spec[1])) if type(spec) is tuple else "static"
 
     def _match(self, var: str, source: str, spec: Spec) -> None:
-        """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
-        guards, p = self.guards, self.prefix
+        """Write the guards of a value.
+
+        `source` is an expression for the value. It is evaluated once. If the guards need the value
+        several times, they assign it to the variable `var`.
+        """
         inner = source if source == var else f"{var} := {source}"
         if spec is ARRAY:
             self._match_array(var, inner)
         elif spec is None:
-            guards.append(f"{source} is None")
+            self.guards.append(f"{source} is None")
         elif type(spec) is Static:
             self._match_static(var, source, spec)
         else:
-            kind, cls, aux, *below = spec
-            guards.append(f"{p}type({inner}) is {self.of_class(cls)}")
-            if kind == SEQUENCE:
-                if aux is not None:
-                    # Its class may have been registered as another node since.
-                    guards.append(f"{self.of_class(cls)} not in {p}registered_nodes")
-                guards.append(f"{p}len({var}) == {len(below)}")
-                parts = [f"{var}[{i}]" for i in range(len(below))]
-            elif kind == DICT:
-                guards.append(self._has_keys(var, aux))
-                parts = [f"{var}[{key!r}]" for key in aux]
-            elif kind == MODULE:
-                # Where another one is in the place of a field, reading it raises a `KeyError`.
-                fields = self.variable(f"{var}_fields")
-                guards.append(f"{p}len({fields} := {p}fields_of({var})) == {len(aux)}")
-                parts = [f"{fields}[{name!r}]" for name in aux]
-            else:
-                flat, children = self.variable(f"{var}_flat"), self.variable(f"{var}_children")
-                guards.append(f"({flat} := {p}flatten_one_level({var})) is not None")
-                self._match_static(self.variable(f"{var}_metadata"), f"{flat}[1]", aux)
-                guards.append(f"{p}len({children} := {p}tuple({flat}[0])) == {len(below)}")
-                parts = [f"{children}[{i}]" for i in range(len(below))]
-            for part, child in zip(parts, below, strict=True):
+            self.guards.append(f"{self.prefix}type({inner}) is {self.class_name(spec[1])}")
+            parts = self._match_node(var, spec)
+            for part, child in zip(parts, spec[3:], strict=True):
                 self._match(self.variable(part), part, child)
 
+    def _match_node(self, var: str, spec: Spec) -> list[str]:
+        """Write the guards of a node whose class matches; return the source of each child."""
+        guards, p = self.guards, self.prefix
+        kind, cls, aux, *children = spec
+        n = len(children)
+        if kind == SEQUENCE:
+            if aux is not None:
+                # The class of a named tuple may have been registered as another node since.
+                guards.append(f"{self.class_name(cls)} not in {p}registered_nodes")
+            guards.append(f"{p}len({var}) == {n}")
+            return [f"{var}[{i}]" for i in range(n)]
+        if kind == DICT:
+            guards.append(self._has_keys(var, aux))
+            return [f"{var}[{key!r}]" for key in aux]
+        if kind == MODULE:
+            # A Module with as many fields but different names raises a `KeyError` below, which
+            # counts as no match.
+            fields = self.variable(f"{var}_fields")
+            guards.append(f"{p}len({fields} := {p}fields_of({var})) == {n}")
+            return [f"{fields}[{name!r}]" for name in aux]
+        flat = self.variable(f"{var}_flat")
+        found = self.variable(f"{var}_children")
+        guards.append(f"({flat} := {p}flatten_one_level({var})) is not None")
+        self._match_static(self.variable(f"{var}_metadata"), f"{flat}[1]", aux)
+        guards.append(f"{p}len({found} := {p}tuple({flat}[0])) == {n}")
+        return [f"{found}[{i}]" for i in range(n)]
+
     def _has_keys(self, var: str, keys: Sequence[str]) -> str:
-        """Return the guard of a dict's keys: a key that is missing must not raise later."""
+        """Return the guard that a dict has exactly these keys, all of type `str`."""
         if not keys:
             return f"not {var}"
         expected = self.constant("keys", frozenset(keys))
-        # A key of a class derived from `str` equals a text, too.
+        # A key of a subclass of `str` may equal a string, too.
         p = self.prefix
         return f"{var}.keys() == {expected} and {{*{p}map({p}type, {var})}} == {p}only_str"
 
     def _match_array(self, var: str, source: str) -> None:
         if source == var:
-            # A parameter isn't assigned to: the slow path gets it where a guard fails.
+            # Not assigned to the parameter itself, because the slow path gets the parameter if a
+            # later guard fails.
             var = self.variable(f"{var}_array")
             source = f"{var} := {source}"
         self.arrays.append(var)
         p = self.prefix
-        scalar = f"{p}type({var}) in {p}scalars"
-        other = f"({p}others := {p}type({var}) is {p}ndarray or {p}is_array({var}))"
-        self.guards.append(f"({p}type({source}) is {p}Array or {scalar} or {other})")
+        is_scalar = f"{p}type({var}) in {p}scalars"
+        is_other = f"({p}others := {p}type({var}) is {p}ndarray or {p}is_array({var}))"
+        self.guards.append(f"({p}type({source}) is {p}Array or {is_scalar} or {is_other})")
 
     def _match_static(self, var: str, source: str, spec: Any) -> None:
         p = self.prefix
@@ -355,99 +425,129 @@ class Writer:
         if source != var:
             source = f"({var} := {source})"
         if spec.ask:
-            # Its class may have been registered as a node since.
+            # The class of the object may have been registered as a node since.
             self.guards.append(f"{p}flatten_one_level({source}) is None")
             source = var
         self._match_key(var, source, spec.key)
 
-    def _match_key(self, var: str, bound: str, key: Any) -> None:
+    def _match_key(self, var: str, source: str, key: Any) -> None:
+        """Write the guards that a static object has a key.
+
+        `source` is an expression for the object, which also assigns it to `var`.
+        """
         p = self.prefix
-        # The rest of a key in this form are its parts.
+        # Other keys have the form (reader, class, names or None, part, ...).
         reader, kind, _, *parts = key if type(key) is tuple else (None, type(key), None)
-        plain = key if kind in THEMSELVES else None
-        if kind is float:
-            [number] = struct.unpack("d", parts[0])
-            # Zeros have two signs, and NaN equals nothing.
-            plain = number if number and number == number else None
+        constant = _constant_of(key)
         if isinstance(key, weakref.ref):
-            # Not as a constant: the entry goes with the object.
-            self.guards.append(f"{bound} is {self.constant('ref', key)}() is not None")
-        elif plain is not None:
-            constant = self.constant(f"{kind.__name__}_{short(plain)}", plain)
-            is_equal = f"{p}type({var}) is {self.of_class(kind)} and {var} == {constant}"
-            self.guards.append(f"({bound} is {constant} or {is_equal})")
+            # The reference is a constant, not its object: the entry must not keep the object alive.
+            self.guards.append(f"{source} is {self.constant('ref', key)}() is not None")
+        elif constant is not None:
+            name = self.constant(f"{kind.__name__}_{short(constant)}", constant)
+            is_equal = f"{p}type({var}) is {self.class_name(kind)} and {var} == {name}"
+            self.guards.append(f"({source} is {name} or {is_equal})")
         elif key is None or kind is bool:
-            self.guards.append(f"{bound} is {key and parts[0]}")
+            self.guards.append(f"{source} is {key and parts[0]}")
         elif reader == ITEMS and kind is tuple:
-            # As the metadata of many nodes, and the sizes of layers.
-            self.guards.append(f"{p}type({bound}) is {p}tuple")
+            # Tuples are frequent: the metadata of many nodes, and the sizes of layers.
+            self.guards.append(f"{p}type({source}) is {p}tuple")
             self.guards.append(f"{p}len({var}) == {len(parts)}")
             for i, part in enumerate(parts):
                 child = self.variable(f"{var}_{i}")
                 self._match_key(child, f"({child} := {var}[{i}])", part)
         else:
-            self.guards.append(f"{p}same({bound}, {self.constant('key', key)})")
+            self.guards.append(f"{p}same({source}, {self.constant('key', key)})")
 
-    def _make(self, spec: Spec) -> str:
-        """Return the expression of a part of the output, which statements may make before."""
+    # --- The output ---------------------------------------------------------------------------
+
+    def _combine(self, spec: Spec) -> str:
+        """Return an expression for a part of the output. Add statements that it needs to `body`."""
         if spec is ARRAY:
             self.out_arrays.append(self.variable("array"))
             return self.out_arrays[-1]
         if spec is None:
             return "None"
         if type(spec) is Static:
-            return self._static()
-        p = self.prefix
+            return self._next_static()
         kind, cls, aux, *below = spec
-        # Before those below, as `split` has them.
-        metadata = self._static() if kind == NODE else ""
-        parts = [*map(self._make, below)]
-        items, name = ", ".join(parts), self.variable(f"new_{_NAME(cls)}")
-        as_tuple = f"({items},)" if parts else "()"
+        # The metadata comes before the static objects of the children, as in `split`.
+        metadata = self._next_static() if kind == NODE else ""
+        children = [*map(self._combine, below)]
+        name = self.variable(f"new_{_name_of_class(cls)}")
+        p = self.prefix
         if kind == MODULE:
             fields = self.variable("fields")
-            self.body.append(f"{name} = {p}new_object({self.of_class(cls)})")
+            self.body.append(f"{name} = {p}new_object({self.class_name(cls)})")
             self.body.append(f"{fields} = {p}fields_of({name})")
-            self.body += [f"{fields}[{f!r}] = {v}" for f, v in zip(aux, parts, strict=True)]
+            for field, child in zip(aux, children, strict=True):
+                self.body.append(f"{fields}[{field!r}] = {child}")
             return name
         if kind == NODE:
-            made = f"{p}unflatten_node({self.of_class(cls)}, {metadata}, [{items}])"
+            items = ", ".join(children)
+            made = f"{p}unflatten_node({self.class_name(cls)}, {metadata}, [{items}])"
         elif kind == DICT:
-            pairs = [f"{key!r}: {part}" for key, part in zip(aux, parts, strict=True)]
+            pairs = [f"{key!r}: {child}" for key, child in zip(aux, children, strict=True)]
             made = f"{{{', '.join(pairs)}}}"
-        elif cls is list:
-            made = f"[{items}]"
-        elif aux is None:
-            made = as_tuple
-        elif aux:
-            made = f"{p}new_tuple({self.of_class(cls)}, {as_tuple})"
         else:
-            made = f"{self.of_class(cls)}({items})"
+            made = self._make_sequence(cls, aux, children)
         self.body.append(f"{name} = {made}")
         return name
 
-    def _static(self) -> str:
+    def _make_sequence(self, cls: type, aux: bool | None, children: list[str]) -> str:
+        """Return an expression that creates a list, a tuple or a named tuple."""
+        items = ", ".join(children)
+        as_tuple = f"({items},)" if children else "()"
+        if cls is list:
+            return f"[{items}]"
+        if aux is None:
+            return as_tuple
+        if aux:
+            # The class has a generated `__new__`, which does what `tuple.__new__` does.
+            return f"{self.prefix}new_tuple({self.class_name(cls)}, {as_tuple})"
+        return f"{self.class_name(cls)}({items})"
+
+    def _next_static(self) -> str:
+        """Return an expression for the next static object of the output."""
         slot, value = next(self.out_statics)
         if slot >= 0:
+            # The object came in with the call.
             return self.statics[slot]
         is_literal = value is None or value is True or value is False
-        return repr(value) if is_literal else self.constant(_NAME(type(value)), value)
+        return repr(value) if is_literal else self.constant(_name_of_class(type(value)), value)
+
+
+def _constant_of(key: Any) -> Any:
+    """Return the object to which a static object with this key is compared by type and `==`.
+
+    `None` if such a comparison isn't enough, or if the key is that of `None`.
+    """
+    if type(key) in THEMSELVES:
+        return key
+    if type(key) is not tuple or key[1] is not float:
+        return None
+    [number] = struct.unpack("d", key[3])
+    # Zeros are equal despite different signs, and NaN doesn't equal itself.
+    return number if number and number == number else None
 
 
 def _identifier(text: str) -> str:
-    """Return the end of a text as a part of a name."""
+    """Return the end of a string, changed so that it can be a part of a name."""
     return re.sub(r"\W+", "_", text, flags=re.ASCII)[-_LONGEST_NAME:].strip("_")
 
 
 def _define(source: str, qualname: str, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function `make_call` of a source, which tracebacks and debuggers show."""
-    # A name may hold anything, but Python's compiler takes no NUL.
+    """Return the function `make_call` that a source defines.
+
+    Tracebacks and debuggers can show the source as long as the function lives.
+    """
+    # A qualified name may contain anything, but Python's compiler rejects a NUL in a file name.
     filename = f"{GENERATED_FOLDER}/{qualname}-{next(_serial)}".replace("\0", "?")
-    # Not into the function's globals, because the circle would keep it until garbage collection.
+    # Not in `namespace`, which has the globals of the function. The function would then be in a
+    # cycle, and live until garbage collection.
     definitions: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace, definitions)
     make_call = definitions["make_call"]
-    # No modification time: `linecache.checkcache` then leaves the entry alone.
+    # Without a modification time, `linecache.checkcache` doesn't drop the source.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(make_call.__code__, linecache.cache.pop, filename, None)
     return make_call

@@ -10,8 +10,9 @@ a CPU, measured with jax 0.8.0 and 0.10.2, make it possible to allow this at lit
   thread.
 
 So `passed` treats NumPy arrays in three ways. An array that JAX copies before its call returns is
-passed as it is. A large array that JAX reads in place is passed as it is, too, but then the call
-waits for its program. Any other array is copied once, into aligned memory.
+passed as it is. A large array that JAX reads in place may be passed as it is, too, and then the
+call waits for its program. Any other array is copied once. If it is large, the copy is aligned, so
+that JAX doesn't copy it again.
 
 On devices other than a CPU, and under transformations, `passed` copies each NumPy array. The reason
 for the latter is that a transformation may keep an array for a later pass.
@@ -130,8 +131,8 @@ def _is_worth_a_wait(array: np.ndarray, leaves: list[Any]) -> bool:
         plain.nbytes > _CHEAP_TO_COPY
         and plain.flags.c_contiguous
         and plain.ctypes.data % _ALIGNMENT == 0
-        # If an array isn't ready, an earlier program still runs. Waiting would include that program,
-        # but a copy is made while it runs, at no cost.
+        # If an array isn't ready, an earlier program still runs. The call would wait for that
+        # program, too. A copy costs nothing then, because it is made while the program runs.
         and all(leaf.is_ready() for leaf in leaves if type(leaf) is ArrayImpl)
     )
 
