@@ -5,7 +5,7 @@ It matches exactly if the specs are equal, takes the arrays that `split` takes, 
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -259,6 +259,31 @@ def test_the_functions_own_arrays_and_static_objects(kind, data):
     path = path_of(kind, model, outputs, value, x=X)
     assert_equivalent(path, value, x=X)
     assert_equivalent(path, other(), x=X)
+
+
+class Batch(NamedTuple):
+    """A named tuple whose index selects an element of the batch instead of a field."""
+
+    values: Any
+    label: Any
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[index]
+
+    def __iter__(self) -> Any:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@each_path
+@pytest.mark.parametrize("values", [jnp.ones((2, 3)), np.ones((2, 3)), [X, X]])
+def test_a_named_tuple_is_read_by_field_whatever_its_methods_return(kind, values):
+    path = path_of(kind, anything, outputs, Batch(values, X))
+    assert assert_equivalent(path, Batch(values, X))
+    assert not assert_equivalent(path, Batch(values, 1))
+    assert not assert_equivalent(path, Batch((X, X), X))
 
 
 # --- The slow path against JAX and Equinox ------------------------------------------------------

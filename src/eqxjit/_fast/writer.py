@@ -185,6 +185,7 @@ _SCOPE = {each.__name__: each for each in _NAMED} | {
     "absent": absent,
     "fields_of": fields_of,
     "in_flight": in_flight,
+    "iter_tuple": tuple.__iter__,
     "new_object": object.__new__,
     "new_tuple": tuple.__new__,
     "only_str": {str},
@@ -377,11 +378,15 @@ class Writer:
         kind, cls, aux, *children = spec
         n = len(children)
         if kind == SEQUENCE:
-            if aux is not None:
-                # The class of a named tuple may have been registered as another node since.
-                guards.append(f"{self.class_name(cls)} not in {p}registered_nodes")
-            guards.append(f"{p}len({var}) == {n}")
-            return [f"{var}[{i}]" for i in range(n)]
+            if aux is None:
+                guards.append(f"{p}len({var}) == {n}")
+                return [f"{var}[{i}]" for i in range(n)]
+            # The class of a named tuple may have been registered as another node since.
+            guards.append(f"{self.class_name(cls)} not in {p}registered_nodes")
+            # Not by index, because the class may have a `__getitem__` that doesn't return fields.
+            items = self.variable(f"{var}_items")
+            guards.append(f"{p}len({items} := [*{p}iter_tuple({var})]) == {n}")
+            return [f"{items}[{i}]" for i in range(n)]
         if kind == DICT:
             guards.append(self._has_keys(var, aux))
             return [f"{var}[{key!r}]" for key in aux]
