@@ -1,4 +1,4 @@
-"""Both fast paths of one call, without a program: what they match, take and make."""
+"""Runs both kinds of fast path without a program, to see what they match, take and combine."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support import inside
 
 C, PYTHON = "C", "generated Python"
 
-#: Runs a test for each fast path, in one process.
+#: Runs a test for each kind of fast path, both in one process.
 each_path = pytest.mark.parametrize(
     "kind",
     [
@@ -29,42 +29,47 @@ each_path = pytest.mark.parametrize(
 
 @dataclasses.dataclass
 class Taken:
-    """What a fast path takes from a call that it matches, and what it makes of its output."""
+    """What a fast path does with a call that it matches.
+
+    - `arrays`: the arrays that it passes to the jitted function.
+    - `output`: the output that it combines.
+    """
 
     arrays: tuple[Any, ...]
-    made: Any
+    output: Any
 
 
 class Caller:
-    """The caller of a call of which nothing but a match, or an error of its guards, is expected.
+    """Stands for the handler of a wrapper, in calls that match, don't match, or raise an error.
 
-    - `function`, `fun_arrays`: those of the wrapper.
+    - `function`: the wrapped function.
+    - `fun_arrays`: the arrays of that function.
     """
 
-    #: What a call returns that doesn't match.
-    refused = object()
+    #: What a call that doesn't match returns.
+    no_match = object()
 
     def __init__(self, function: Any, fun_arrays: tuple[Any, ...] = ()):
         self.function = function
         self.fun_arrays = fun_arrays
 
     def slow_call(self, /, *_: Any, **__: Any) -> Any:
-        return self.refused
+        return self.no_match
 
     def make_matched_call(self, /, *_: Any, **__: Any) -> Any:
-        # Of a call that fails: nothing is traced.
+        # Nothing is traced, so this is called only before `failed_fast`.
         return None
 
     def failed_fast(self, error: BaseException, /, *_: Any, **__: Any) -> Any:
         raise error
 
     def finish_fast(self, /, *_: Any, **__: Any) -> Any:
-        # In generated Python, an output of a trace other than the first.
+        # Nothing is traced, and the program isn't unread.
         raise AssertionError
 
 
 class Jitted:
-    """A jitted function that runs nothing: it notes what it takes, and returns an output."""
+    """A jitted function that runs nothing. It notes the arrays, and returns a fixed output."""
 
     def __init__(self, output: Any = None):
         self.output = output
@@ -76,16 +81,17 @@ class Jitted:
 
 
 class Path:
-    """The fast path of a function for calls like one; its program returns what `body` does.
+    """A fast path for calls like `fun(*args, **kwargs)`. Its program returns what `body` returns.
 
-    - `spec`: that of the call.
-    - `run`: the fast path, which returns `Caller.refused` where it doesn't match.
+    - `spec`: the spec of that call.
+    - `run`: a callable that tries the fast path. It returns `Caller.no_match` if the call doesn't
+        match.
     """
 
     def __init__(self, kind: str, fun: Any, body: Any, *args: Any, **kwargs: Any):
-        """**Raises:** `TooLarge`, and what a bad argument raises."""
+        """**Raises:** `TooLarge`, and any error that the slow path raises for a bad argument."""
         self.caller = inside.caller(eqxjit.filter_jit(fun))
-        # Or an equal one of an earlier test would serve.
+        # Otherwise an entry of an earlier test with an equal spec might be found.
         self.caller.table.clear()
         call = self.split(*args, **kwargs)
         entry = self.entry = call.entry
@@ -95,33 +101,33 @@ class Path:
         self.jitted = entry.jitted = Jitted(self.output)
         [program] = self.output
         program.unread = False
-        mine = Caller(self.caller.function, self.caller.fun_arrays)
+        stand_in = Caller(self.caller.function, self.caller.fun_arrays)
         self.fast: Any
         if kind == C:
             self.fast = fast_path(call)
-            self.run = linked(mine, self.fast)
+            self.run = linked(stand_in, self.fast)
         else:
-            self.fast = PythonFast(mine.function, entry)
-            self.run = self.fast.instantiate(mine, mine.slow_call)
+            self.fast = PythonFast(stand_in.function, entry)
+            self.run = self.fast.instantiate(stand_in, stand_in.slow_call)
 
     def split(self, *args: Any, **kwargs: Any) -> Any:
-        """A call, as the slow path splits it."""
+        """Return the `Call` of the slow path for these arguments."""
         return self.caller.make_call(args, kwargs)
 
     def expected(self, call: Any) -> Taken:
-        """What the slow path takes of a call, and what it makes of the output."""
+        """Return what the slow path does with a call that has the same spec."""
         call.entry = self.entry
         [arrays] = self.output.values()
         return Taken((*call.flat,), combine_output(call, self.entry.out, arrays))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Taken | None:
-        """What is taken and made of a call; None if it doesn't match."""
-        made = self.run(*args, **kwargs)
-        return None if made is Caller.refused else Taken(self.jitted.arrays, made)
+        """Return what the fast path does with a call; `None` if the call doesn't match."""
+        output = self.run(*args, **kwargs)
+        return None if output is Caller.no_match else Taken(self.jitted.arrays, output)
 
 
 def linked(caller: Any, fast: Any) -> Any:
-    """A wrapper that tries one fast path."""
+    """Return a wrapper that tries one fast path in C."""
     wrapper = Dispatcher()
     caller.fasts = [fast]
     link(wrapper, caller)

@@ -1,7 +1,7 @@
-"""A fast path is a guarded replay of the slow one.
+"""Fast paths do the same as the slow path, for random trees, and after changes in place.
 
-It matches exactly if the specs are equal, takes the arrays that `split` takes, and makes what
-`combine` makes: for random trees, also after changes in place.
+A fast path matches a call exactly if the call has its spec. It then takes the arrays that `split`
+takes, and returns the output that `combine` returns.
 """
 
 import functools
@@ -33,13 +33,13 @@ X = jnp.arange(3.0)
 
 
 def filled(kind, n, last):
-    """A container of so many parts."""
+    """Return a container of a kind with `n` parts."""
     parts = [*range(n - 1), last]
     return dict.fromkeys(parts, 1) if kind is dict else kind(parts)
 
 
 def nested(depth, value):
-    """A list within a list, and so on."""
+    """Return a value within as many lists as `depth` says."""
     for _ in range(depth):
         value = [value]
     return value
@@ -49,16 +49,17 @@ def large_numpy(size):
     return np.full(size, 1.5)
 
 
-class Whole(eqx.Module):
-    """All of it is static, and can be changed in place."""
+class StaticHolder(eqx.Module):
+    """A Module without arrays. Its static field may hold a container that is changed in place."""
 
     value: Any = eqx.field(static=True)
     weight: Any = 0
 
 
-def whole(value):
-    module = Whole(None)
-    # Equinox can't look for arrays in a static dict whose keys can't be sorted.
+def static_holder(value):
+    module = StaticHolder(None)
+    # Not by the constructor, because Equinox looks for arrays in a static field, and can't do that
+    # in a dict whose keys can't be sorted.
     object.__setattr__(module, "value", value)
     return module
 
@@ -80,12 +81,12 @@ _numpy_arrays = st.builds(functools.partial(Made, large_numpy), st.sampled_from(
 
 @st.composite
 def trees(draw: st.DrawFn) -> Made:
-    """Trees, and Modules with containers up to the bound and past it in their static fields."""
+    """Draw trees, and Modules with large static containers, below `MAX_PARTS` and above it."""
     way = draw(st.integers(0, 5))
     if way == 0:
         return draw(_numpy_arrays)
     if way <= 2:
-        return Made(whole, draw([_large, strategies.static_fields | _own][way - 1]))
+        return Made(static_holder, draw([_large, strategies.static_fields | _own][way - 1]))
     return draw(strategies.trees)
 
 
@@ -98,7 +99,7 @@ def pairs(draw: st.DrawFn) -> tuple[Made, Made]:
     try:
         other()
     except ValueError:
-        # Of Equinox, for another Module with a dict like that of `whole`.
+        # Equinox raises it for a different Module with a dict like the one in `static_holder`.
         assume(False)
     return one, other
 
@@ -107,7 +108,7 @@ def pairs(draw: st.DrawFn) -> tuple[Made, Made]:
 
 
 def assert_equivalent(path: Path, *args: Any, **kwargs: Any) -> bool:
-    """Check a fast path against the slow one for a call; return whether it matches."""
+    """Check that a fast path does the same as the slow path for a call; return if it matches."""
     call = outcome(path.split, *args, **kwargs)
     if isinstance(call, Exception):
         # The fast path leaves the error to the slow path, or raises the same one.
@@ -129,14 +130,14 @@ def assert_equivalent(path: Path, *args: Any, **kwargs: Any) -> bool:
             assert array.tobytes() == other.tobytes()
         else:
             assert array is other
-    _assert_made_alike(taken.made, expected.made)
+    _assert_same_output(taken.output, expected.output)
     return True
 
 
 def shrank(spec: Any) -> bool:
-    """Return whether a container was too large for the bound, and is no more.
+    """Return whether a container had more than `MAX_PARTS` parts, and has fewer now.
 
-    The very object is then taken to be unchanged by a fast path, but not by the slow one.
+    A fast path then takes the same object to be unchanged, but the slow path doesn't.
     """
     pending = [spec]
     while pending:
@@ -150,12 +151,12 @@ def shrank(spec: Any) -> bool:
     return False
 
 
-def _assert_made_alike(one: Any, other: Any) -> None:
+def _assert_same_output(one: Any, other: Any) -> None:
     spec, arrays, statics = split(one, is_input=False)
     other_spec, other_arrays, other_statics = split(other, is_input=False)
     assert spec == other_spec
     for a, b in zip([*arrays, *statics], [*other_arrays, *other_statics], strict=True):
-        # Metadata may be made by each flatten anew.
+        # A flatten function may create new metadata each time.
         assert a is b or type(a) in (tuple, list, dict, type(b)), (a, b)
     assert jax.tree_util.tree_structure(one) == jax.tree_util.tree_structure(other)
 
@@ -167,13 +168,13 @@ def path_of(kind: str, fun: Any, body: Any, *args: Any, **kwargs: Any) -> Path:
         assume(False)
         raise
     except Exception:
-        # A bad argument.
+        # The slow path rejects an argument.
         assume(False)
         raise
 
 
 def outputs(args, kwargs):
-    """What went in, and something of the trace's own."""
+    """Return an output with the arguments, and with arrays and static objects of the trace."""
     return [args, {"kwargs": kwargs, "own": (X, [1.5, None], nodes.Layer(X, "own", [2]))}]
 
 
@@ -311,7 +312,7 @@ def test_split_and_combine_do_what_jax_does(made):
     spec_again, *_ = split(again, is_input=False)
     assert spec_again == spec
     assert hash(spec_again) == hash(spec)
-    # Not two iterators that have something left.
+    # `combine` takes all arrays and static objects.
     left = iter(arrays), iter(statics)
     combine(spec, *left)
     assert [*left[0], *left[1]] == []

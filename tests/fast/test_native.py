@@ -1,4 +1,4 @@
-"""The native back end: what is asked of C alone, beside the tests that all back ends pass."""
+"""Tests of the native back end alone. All other tests run with both back ends."""
 
 import collections
 import contextlib
@@ -32,7 +32,7 @@ X = jnp.arange(3.0)
 
 
 def tree():
-    """Of every node that the back end reads and makes."""
+    """Return a tree with each kind of node and static object that the back end reads."""
     return {
         "layers": [Layer(X * i, [X, 1.5]) for i in range(6)],
         "point": Point(X, {"b": X, "c": (X, None)}),
@@ -64,38 +64,38 @@ def _counts(objects):
 
 
 def _repeated(path, what, hook, value):
-    """What is repeated: a match and its output, a match that fails, or one that raises."""
+    """Return an action: a call that matches, calls that don't, or a call whose guard raises."""
     if what == "calls":
 
-        def called():
+        def match():
             path.run(value, X)
 
         assert path(value, X) is not None
-        return called
+        return match
     if what == "misses":
         others = [{**value, "empty": 1}, {**value, "bag": nodes.Bag("other", X)}, {}, X]
         others += [{**value, "deep": Layer(X, X, [{"a": (1, [2.5, {4}])}])}]
 
-        def missed():
+        def miss():
             for other in others:
-                assert path.run(other, X) is Caller.refused
-            assert path.run(value) is Caller.refused
-            assert path.run(value, x=X) is Caller.refused
+                assert path.run(other, X) is Caller.no_match
+            assert path.run(value) is Caller.no_match
+            assert path.run(value, x=X) is Caller.no_match
 
-        return missed
+        return miss
     hook(lambda: 1 / 0)
 
-    def raised():
+    def fail():
         with contextlib.suppress(ZeroDivisionError):
             path.run(value, X)
             raise AssertionError
 
-    return raised
+    return fail
 
 
 @pytest.mark.parametrize("what", ["calls", "misses", "raises"])
 def test_references_are_counted(what, hook):
-    """A reference too many, or too few, for each call would show as often."""
+    """If each call took a reference too many or too few, the counts would differ by thousands."""
     hooked = Hooked()
     value = {**tree(), "hooked": (X, hooked)}
     path = path_of(value, X)
@@ -113,8 +113,10 @@ def test_references_are_counted(what, hook):
     assert abs(sys.getallocatedblocks() - n_blocks) < 1_000
 
 
-# --- What users run in the middle of a walk -----------------------------------------------------
+# --- The user's code in the middle of a walk ----------------------------------------------------
 
+# Each change has a function that creates an argument with a `Hooked` object in it, and a function
+# that changes this argument. The `hash` of the `Hooked` object calls the latter.
 CHANGES = {
     "a list loses its items": (lambda h: [h, X, X], lambda t: t.clear()),
     "a list gets more": (lambda h: [h, X, X], lambda t: t.extend([X] * 100)),
@@ -140,9 +142,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_containers_that_change_in_the_middle_of_a_walk(change, hook):
-    """What is found then isn't promised, but that Python survives, and that the next call is right.
+    """The interrupted call may find anything, but Python survives and the next call is right.
 
-    Each part is kept by its container alone, which frees it.
+    Only the container holds a reference to each part, so the change frees the parts.
     """
     make, action = CHANGES[change]
     f = eqxjit.filter_jit(lambda t, x: x * 2)
@@ -166,7 +168,7 @@ def test_containers_that_change_in_the_middle_of_a_walk(change, hook):
 
 @pytest.mark.parametrize("action", ["clear", "drop", "change"])
 def test_entries_that_go_in_the_middle_of_a_walk(action, hook):
-    """The fast path that is being matched, and all others, are dropped by what a guard runs."""
+    """A guard runs code that drops all fast paths, including the one that is being matched."""
     f = eqxjit.filter_jit(lambda t, x, n=0: x * 2 + n)
     for n in (1, 2):
         for _ in range(CALLS):
@@ -188,11 +190,11 @@ def test_entries_that_go_in_the_middle_of_a_walk(action, hook):
         assert_same(f([Hooked()], X, n), X * 2 + n)
 
 
-# --- Without it -------------------------------------------------------------------------------
+# --- Without the native back end --------------------------------------------------------------
 
 
-def test_python_serves_without_it():
-    """Switched off, not built, or built from another version: as `git pull` leaves it."""
+def test_python_serves_without_the_native_back_end():
+    """It may be switched off, missing, or a stale build from before a `git pull`."""
     run(
         """
         import os, sys
