@@ -1,9 +1,10 @@
-"""Every private name of JAX, Equinox and CPython that eqxjit uses: its reason and its fallback.
+"""All private names of JAX, Equinox and CPython that eqxjit uses, with reasons and fallbacks.
 
-So is the native back end, which isn't there everywhere.
+The native back end is here, too, because it may be missing.
 
-Each name is looked up once, at import. Where a release no longer has it, the fallback is slower or
-less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
+Each name is looked up once, at import. If a release no longer has a name, its fallback is slower,
+or shows less, but is never wrong. So a new release of JAX or Equinox requires a change of this file
+at most.
 """
 
 import functools
@@ -24,7 +25,7 @@ from ._text import switch
 
 
 def _private(name: str, fallback: Any = None) -> Any:
-    """Return what has a private name, `module:attribute`; the fallback where that is gone."""
+    """Return the object with the private name `module:attribute`; the fallback if it is gone."""
     try:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
@@ -32,21 +33,21 @@ def _private(name: str, fallback: Any = None) -> Any:
 
 
 def _do_nothing(*_: Any) -> Any:
-    # The fallback of functions that only make something prettier.
+    # The fallback of functions without which something only looks worse.
     return ()
 
 
 # --- The native back end ----------------------------------------------------------------------
 
-#: Which back end is in use, and why.
+#: Which back end is in use, and why, for `python -m eqxjit --info`.
 why_back_end = "native"
 
-#: `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so.
+#: The module that `native.c` defines; `None` if it isn't built, or with `EQXJIT_NATIVE=0`.
 native: Any = _private("eqxjit._native")
 
-# That of `native.c` as it is now: it may have been built from an older one.
+# The interface version that this file expects. A stale build may be installed.
 if getattr(native, "INTERFACE", None) != 61:
-    # No compiler where it was installed, or another Python: Python serves.
+    # There was no compiler at installation, or the module was built for a different Python.
     native = None
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
 
@@ -62,17 +63,22 @@ elif _IS_NATIVE and native is None:
     )
 
 if TYPE_CHECKING or native is not None:
-    # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
+    # CPython calls instances of this class without a look-up of `__call__`, and without a tuple of
+    # arguments.
     from ._native import Dispatcher, connect
 else:
 
     class Dispatcher:
-        """A base of wrappers, which call what `connect` gives them: as of `native.c`."""
+        """The base class of wrappers. `connect(wrapper, called)` sets the function that they call.
+
+        `native.c` has a class of the same name with the same purpose.
+        """
 
         __slots__ = ("_called",)
 
     _called = Dispatcher._called
-    # CPython calls what is in the slot, without a frame in between. No attribute leads to it.
+    # CPython then calls the function in the slot directly, without a frame in between. The slot is
+    # no attribute, so that users don't find it.
     Dispatcher.__call__ = _called
     del Dispatcher._called
     connect = _called.__set__
@@ -80,43 +86,43 @@ else:
 
 # --- Types ------------------------------------------------------------------------------------
 
-# The concrete class of arrays. `type(x) is ArrayImpl` is ten times cheaper than
-# `isinstance(x, jax.Array)`, and asking an array for its type would start a backend. The fallback
-# is the type of no value: each leaf then takes the check by `equinox.is_array`.
+# The concrete class of JAX's arrays. `type(x) is ArrayImpl` takes a tenth of the time of
+# `isinstance(x, jax.Array)`. (Not the type of some array, because creating an array would start a
+# backend.) The fallback is a class without instances, so `equinox.is_array` decides for each leaf.
 ArrayImpl: type = _private("jax._src.array:ArrayImpl", type("ArrayImpl", (), {}))
 
-# What Equinox puts in the place of a field that an instance lacks.
+# Equinox's unflatten sets a field to this mark if the flattened instance lacked the field.
 MISSING = _private("equinox._module._flatten:MISSING", object())
 
-#: `fields_of(module)` is `module.__dict__` by its C-level descriptor, which runs no Python.
+#: `fields_of(module)` returns `module.__dict__` by its C-level descriptor, so no Python code runs.
 fields_of: Callable[[Any], dict[str, Any]] = vars(eqx.Module)["__dict__"].__get__
 
 # --- Generated classes ------------------------------------------------------------------------
 
-# `dataclasses` defines the methods that it generates in a function of this name.
+# `dataclasses` generates methods inside a function called `__create_fn__`.
 _GENERATED_EQ = "__create_fn__.<locals>.__eq__"
 
 
 def has_generated_eq(kind: type) -> bool:
     """Return whether `dataclasses` generated the `__eq__` that a class itself defines.
 
-    False where that is unclear: the `__eq__` then decides, as under Equinox, and takes `1` for
-    `1.0` in the fields.
+    The fallback is False. Objects are then compared by their `__eq__`, as in Equinox, for which `1`
+    and `1.0` in fields are equal.
     """
-    # A dataclass may have a user's `__eq__`, and `dataclass(eq=False)` leaves it a base's.
+    # Not by `__dataclass_fields__` alone, because a dataclass may define an `__eq__` itself.
     code = getattr(vars(kind).get("__eq__"), "__code__", None)
     name = getattr(code, "co_qualname", "")
     return name == _GENERATED_EQ and "__dataclass_fields__" in vars(kind)
 
 
-# `collections.namedtuple` defines `__new__` in a module whose name begins so.
+# `collections.namedtuple` generates `__new__` in a module whose name begins with this prefix.
 _NAMED_TUPLE_MODULE = "namedtuple_"
 
 
 def has_generated_new(kind: type) -> bool:
     """Return whether `collections.namedtuple` generated the `__new__` of a class.
 
-    False where that is unclear: the class is then called to make its objects, which is slower.
+    The fallback is False. Objects are then created by calling the class, which is slower.
     """
     module = getattr(kind.__new__, "__module__", None) or ""
     return module.startswith(_NAMED_TUPLE_MODULE)
@@ -124,64 +130,70 @@ def has_generated_new(kind: type) -> bool:
 
 # --- Structures -------------------------------------------------------------------------------
 
-#: `flatten_one_level(node)` is `(children, metadata)`; None for a leaf.
+#: `flatten_one_level(node)` returns `(children, metadata)`, and `None` for a leaf.
 flatten_one_level: Callable[[Any], tuple[Any, Any] | None] = default_registry.flatten_one_level
 
 _LEAF = tree_structure(0)
 
 
 class _AllClasses(dict[type, Any]):
-    """The fallback of the registered classes: each may be one."""
+    """The fallback for the registered classes: any class may be registered."""
 
     def __contains__(self, kind: object) -> bool:
         return True
 
 
-#: The classes that were registered as nodes, of which JAX asks before it looks for the fields of a
-#: named tuple. JAX's public `is_tree_node` doesn't tell these two apart. Without it, all named
-#: tuples are taken apart by JAX, which is slower; registered ones are refused.
+#: The classes that are registered as nodes. A named tuple whose class is registered has the
+#: registered flatten, not its fields. JAX's public `is_tree_node` is true for both. With the
+#: fallback, JAX flattens all named tuples, which is slower. Registered ones can't be unflattened
+#: then, and raise an error.
 registered_nodes: Any = _private("jax._src.tree_util:_registry", _AllClasses())
 
 
 def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
-    """Return the object that JAX's registry makes of a node's metadata and children."""
-    make: Any = getattr(registered_nodes.get(kind), "from_iter", None)
-    if make is not None:
-        return make(metadata, tuple(children))
+    """Return a node of this class, by the unflatten function in JAX's registry."""
+    unflatten: Any = getattr(registered_nodes.get(kind), "from_iter", None)
+    if unflatten is not None:
+        return unflatten(metadata, tuple(children))
     if metadata is kind and issubclass(kind, tuple):
-        # A named tuple that isn't registered.
+        # The class is a named tuple that isn't registered.
         return kind(*children)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        # Of these the call below would make named tuples, whatever they are registered as.
-        raise TypeError(f"This release of JAX doesn't tell how `{kind.__name__}` is registered.")
-    make = type(_LEAF).from_node_data_and_children
-    return make(default_registry, (kind, metadata), [_LEAF] * len(children)).unflatten(children)
+        # The treedef below would call the class, and not the unflatten that was registered for it.
+        raise TypeError(
+            f"This release of JAX doesn't say how the named tuple `{kind.__name__}` is registered, "
+            "so eqxjit can't rebuild it. Register a class that isn't a named tuple instead."
+        )
+    make_treedef = type(_LEAF).from_node_data_and_children
+    treedef = make_treedef(default_registry, (kind, metadata), [_LEAF] * len(children))
+    return treedef.unflatten(children)
 
 
 # --- Tracing ----------------------------------------------------------------------------------
 
-# The trace that JAX is in, and whether it folds constants eagerly: reading both takes 0.2 µs, an
-# addition (the fallback, and what Equinox does) 17.
+# JAX's current trace, and whether JAX evaluates operations on constants eagerly. Reading both takes
+# 0.2 µs. The fallback, which Equinox uses, is to run an addition, which takes 17 µs.
 _trace_ctx = _private("jax._src.core:trace_ctx")
 _eager_constant_folding = _private("jax._src.config:eager_constant_folding")
 _EvalTrace = _private("jax._src.core:EvalTrace")
 _StagingTrace = _private("jax._src.interpreters.partial_eval:DynamicJaxprTrace")
 _can_read_trace = None not in (_trace_ctx, _eager_constant_folding, _EvalTrace, _StagingTrace)
-#: Whether `is_transforming` tells of `vmap` and `grad`, too.
+#: Whether `is_transforming` is also true under `vmap` and `grad`. With the fallback it is not.
 tells_transformations: bool = _can_read_trace
 
 
 def is_transforming() -> bool:
-    """Return whether a transformation is under way, `vmap` and `grad` included."""
+    """Return whether this code runs under a transformation, such as `jit`, `vmap` or `grad`."""
     return not isinstance(_trace_ctx.trace, _EvalTrace) if _can_read_trace else is_staging()
 
 
 def is_staging() -> bool:
-    """Return whether an operation on constants would be staged out into a jaxpr right now."""
+    """Return whether an operation on constants would be recorded in a jaxpr right now."""
     if not _can_read_trace:
         return isinstance(jnp.array(1) + 1, Tracer)
     trace = _trace_ctx.trace
-    # Those of `vmap` and `grad` pass constants on, that of an eager `shard_map` doesn't.
+    # The traces of `vmap` and `grad` pass operations on constants to their parent trace. The trace
+    # of an eager `shard_map` doesn't.
     while not isinstance(trace, _StagingTrace) and hasattr(trace, "parent_trace"):
         trace = trace.parent_trace
     return not isinstance(trace, _EvalTrace) and not _eager_constant_folding.value
@@ -189,89 +201,101 @@ def is_staging() -> bool:
 
 @functools.cache
 def is_cpu_alone() -> bool:
-    """Return whether JAX has no other devices than CPUs; asking this starts its backends."""
-    # What the public function returns are the backends by the names of their platforms.
+    """Return whether JAX has no other devices than CPUs. The first call starts JAX's backends."""
     return {*_backends()} == {"cpu"}
 
 
-# Without it, NumPy arrays are always copied.
+# The backends by the names of their platforms. The function is public, but looked up here because
+# it is new. With the fallback, NumPy arrays are always copied.
 _backends = _private("jax.extend.backend:backends", tuple)
 
-# How JAX names a function and its arguments, where the function tells (`__fun_debug_info__`).
+# JAX's record of the names of a function and its arguments. A function can provide a record of its
+# own by `__fun_debug_info__`.
 try:
     _unnamed: Any = _private("jax._src.api_util:debug_info")("jit", abs, (), {})
     _unnamed = _unnamed._replace(func_src_info="", arg_names=())
 except (AttributeError, TypeError, ValueError):
-    # Arguments are then called `leaves[0]`; the function's name and place are in its name.
+    # JAX then names arguments `leaves[0]`, and takes the name and place of the function from its
+    # `__name__` and `__code__`.
     _unnamed = None
 
 
 def debug_info(source: str, argument_names: tuple[str, ...] | None) -> Any:
-    """Return JAX's record of the names of a function and its arguments; None for JAX's."""
+    """Return JAX's record for these names; `None` to let JAX name the function and its arguments.
+
+    `source` is the name of the function with its place.
+    """
     if _unnamed is None or argument_names is None:
         return None
     return _unnamed._replace(func_src_info=source, arg_names=argument_names)
 
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
-    """Return the values that a tracer of `vmap`, `jvp` or `grad` wraps; none for one of `jit`."""
-    # Without them a program that can raise isn't waited for there.
+    """Return the arrays and tracers that a tracer of `vmap`, `jvp` or `grad` wraps.
+
+    The list is empty for a tracer of `jit`. The fallback is an empty list, with which calls under
+    `vmap` and `grad` don't wait for a program that can raise.
+    """
     values = [getattr(tracer, name, None) for name in _WRAPPED]
     return [value for value in values if isinstance(value, jax.Array)]
 
 
-# Private attributes of tracers.
+# The private attributes of tracers that hold the wrapped values.
 _WRAPPED = "val", "primal", "tangent"
 
 
 def copy_in_tracer(tracer: Any) -> None:
     """Replace the NumPy arrays that a tracer of `vmap`, `jvp` or `grad` wraps by copies.
 
-    A pass backward may read them, too, after the call.
+    JAX may read them after the call, for example in the backward pass of a gradient.
     """
     for name in _WRAPPED:
         value = getattr(tracer, name, None)
         if isinstance(value, Tracer):
             copy_in_tracer(value)
         elif hasattr(value, "__array__") and not isinstance(value, jax.Array):
-            # JAX 0.8 wraps NumPy's arrays in a class of its own.
+            # Not `isinstance(value, np.ndarray)`, because JAX 0.8 wraps NumPy arrays in a class of
+            # its own.
             setattr(tracer, name, np.array(value))
 
 
 # --- Errors -----------------------------------------------------------------------------------
 
-# Equinox smuggles the message and the stack of a runtime error out of its callback here.
+# In this module Equinox's callback stores the message and the stack of a runtime error.
 _eqx_jit = _private("equinox._jit")
-#: The text around a runtime error's message: `{stack}` and `{msg}` are to be filled in.
+#: The template for the text of a runtime error, with the fields `{stack}` and `{msg}`.
 runtime_error_text: str = getattr(
     _eqx_jit, "_on_error_msg", "{stack}\nequinox.EquinoxRuntimeError: {msg}\n"
 )
 
 
 def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
-    """Return the message and the stack, inside out, of Equinox's latest runtime error."""
+    """Return the message and the stack, innermost frame first, of Equinox's latest runtime error.
+
+    The fallback is `(None, [])`: the message is then taken from the text of JAX's error.
+    """
     return getattr(_eqx_jit, "last_error_info", None) or (None, [])
 
 
-#: What Equinox's callback raises; the type itself is private to `equinox._errors`.
+#: The name of the class of errors that Equinox's callback raises. JAX's error has it in its text.
 CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 
-# JAX logs a failed `eqx.error_if`, which is raised anyway, inside the callback. One permanent
-# filter, by the exception, replaces the two that upstream adds and removes on every call.
+# JAX logs an error in a callback. For a failed `eqx.error_if` that is noise, because the error is
+# also raised. This filter stays in place. Equinox adds and removes two filters on every call.
 logging.getLogger("jax._src.callback").addFilter(
     lambda record: type((record.exc_info or (None, None))[1]).__name__ != CALLBACK_ERROR_NAME
 )
 
-# JAX leaves frames of these files out of the places that it logs, and out of tracebacks. Those show
-# a few lines of ours without.
+# Have JAX leave out frames of a file, from the places that it logs and from tracebacks. With the
+# fallback both show a few lines of eqxjit.
 exclude_from_locations = _private("jax._src.source_info_util:register_exclusion", _do_nothing)
 exclude_from_tracebacks = _private("jax._src.traceback_util:register_exclusion", _do_nothing)
 
 
 # --- Events -----------------------------------------------------------------------------------
 
-# JAX's names of the events that tell when a phase begins and ends. Where a release has other names,
+# JAX's names of the events at the beginning and the end of a phase. If a release has other names,
 # times are missing, and the warning about donated buffers may be shown under transformations.
 TRACING_EVENT = "/jax/core/compile/jaxpr_trace_duration"
 LOWERING_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -282,30 +306,34 @@ CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 # --- Lowered programs -------------------------------------------------------------------------
 
 
-# Custom calls that JAX emits itself and that report trouble by NaNs or not at all. Any other counts
-# as a foreign call: waiting in vain is slow, not waiting loses an error.
+# Custom calls that JAX emits itself and that never raise. (Solvers return NaNs if they fail.) Any
+# other custom call counts as a foreign call, which can raise. A wait in vain is only slow, but
+# without a wait an error is lost.
 _HARMLESS = {
-    # Where and how arrays lie on devices.
+    # Annotations of shardings and memory layouts.
     *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"),
     *("annotate_device_placement", "AllocateBuffer"),
     # Operations that XLA implements itself.
     *("ApproxTopK", "TopK", "Qr", "ProductOfElementaryHouseholderReflectors"),
 }
 _HARMLESS_PREFIXES = (
-    # Libraries of linear algebra, on the CPU and on GPUs of two makers.
+    # Libraries of linear algebra on the CPU, and on GPUs of NVIDIA and AMD.
     *("lapack_", "cusolver_", "cublas_", "cusparse_", "cu_", "hipsolver_", "hipblas_"),
     *("__cublas", "__cudnn"),
     # Dialects in which JAX and XLA write programs.
     *("mhlo.", "chlo.", "stablehlo.", "xla.sdy."),
 )
-# How a TPU talks to its host in the middle of a program.
+# Operations by which a TPU communicates with its host in the middle of a program.
 _HOST_TRANSFERS = {"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"}
 
 
 def may_raise(module: Any) -> bool:
-    """Return whether a StableHLO program can raise once it runs; True if that is unclear."""
-    # Only host callbacks and foreign calls can. The lowered module shows them all, also those that
-    # a primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
+    """Return whether a StableHLO program can raise an error when it runs.
+
+    The fallback is True.
+    """
+    # Only host callbacks and foreign calls can raise. Not read from the jaxpr, because some
+    # primitives hide their callbacks there (lineax's solve, Equinox's `noinline`).
     pending: list[Any] = [module]
     try:
         while pending:
@@ -320,19 +348,19 @@ def may_raise(module: Any) -> bool:
                 for block in region.blocks:
                     pending.extend(block.operations)
     except (AttributeError, KeyError, TypeError):
-        # JAX no longer lowers to a module that can be walked.
+        # This release of JAX lowers to a different kind of module.
         return True
     return False
 
 
 # --- Upstream's wrappers ----------------------------------------------------------------------
 
-# The class of what `equinox.filter_jit` returns. Without it, wrappers made before
-# `eqxjit.install()` go on using upstream's.
+# The class of the wrappers that `equinox.filter_jit` returns. With the fallback, wrappers that were
+# created before `eqxjit.install()` still call Equinox's `filter_jit`.
 UpstreamWrapper: Any = _private("equinox._jit:_JitWrapper")
 upstream_filter_jit = _private("equinox._jit:filter_jit", eqx.filter_jit)
 
-# Another field might be another option.
+# A field that isn't known here may be a new option, which `install` could not take over.
 if {*getattr(UpstreamWrapper, "__dataclass_fields__", ())} != {
     *("fn", "_signature", "_dynamic_fun", "_static_fun", "_cached"),
     *("filter_warning", "donate_first", "donate_rest"),
@@ -341,9 +369,9 @@ if {*getattr(UpstreamWrapper, "__dataclass_fields__", ())} != {
 
 
 def upstream_donation(wrapper: Any) -> Any:
-    """Return the `donate` of an upstream wrapper; None if it may have other options, too."""
+    """Return the option `donate` of Equinox's wrapper; `None` if it may also have other options."""
 
-    # As Equinox has it, where there are none.
+    # Like the function that Equinox passes to `jax.jit` if there are no other options.
     def plain(dynamic_donate: Any, dynamic_nodonate: Any, static: Any) -> None: ...
 
     jitted: Any = jax.jit(plain, donate_argnums=0, static_argnums=2)
@@ -362,7 +390,7 @@ def upstream_donation(wrapper: Any) -> Any:
     return donate if wrapper.donate_first else f"{donate}-except-first"
 
 
-# --- What tracing depends on ------------------------------------------------------------------
+# --- Settings that traces depend on -----------------------------------------------------------
 
 _USERS_NAMES = {
     "abstract_mesh_context_manager": "mesh (jax.set_mesh)",
@@ -370,13 +398,13 @@ _USERS_NAMES = {
     "axis_env_state": "axis names of an outer transformation",
 }
 
-# JAX's list of what its cache of traces is keyed by; and the names, which JAX 0.8 doesn't tell.
+# JAX's settings that are in the key of its trace cache, and their names. JAX 0.8 has no names.
 _trace_context = _private("jax._src.config:trace_context", tuple)
 _trace_context_names = _private("jax._src.config:trace_context_names", tuple)
 
 
 def trace_configuration() -> dict[str, Any]:
-    """Return what JAX's programs depend on beside arguments: the value of each name."""
+    """Return the settings that JAX's programs depend on, besides arguments, by name."""
     values = _trace_context()
     names = _trace_context_names() or [f"setting {i} of JAX" for i in range(len(values))]
     pairs = zip(names, values, strict=False)
@@ -387,44 +415,44 @@ def trace_configuration() -> dict[str, Any]:
 
 
 def traceback_of(equation: Any) -> Any:
-    """Return JAX's traceback of an equation: where the user's code made it; None without one."""
-    # Where equations are made is public nowhere. Without it, sizes are told without lines.
+    """Return JAX's traceback of the code that created an equation; `None` if there is none."""
+    # No public name leads to it. Without it, sizes of programs are shown without lines.
     return getattr(getattr(equation, "source_info", None), "traceback", None)
 
 
 def is_backward(equation: Any) -> bool:
-    """Return whether an equation is part of a backward pass of a gradient, or computed again."""
-    # JAX tells transformations in a name for profilers. Without it, a loop that a gradient goes
-    # through again counts twice, and a gradient is told from a new value of weights no more.
+    """Return whether an equation is in the backward pass of a gradient, or is rematerialised."""
+    # JAX writes transformations into the name stack, which is meant for profilers. Without it, a
+    # loop and its backward pass count as two loops, and gradients can't be told from new weights.
     names = str(getattr(getattr(equation, "source_info", None), "name_stack", ""))
     return "transpose(" in names or "rematted" in names
 
 
 def jitted_in(frame: Any) -> Any:
-    """Return the function that `jax.jit` is asked for in a frame of JAX's; None in another."""
-    # JAX's events tell the name of a function and no more. Without this, operations outside of any
-    # jit have rows like other functions of their names, and no note.
+    """Return the function that a frame of `jax.jit` compiles; `None` for any other frame."""
+    # JAX's events only have the name of a function. Without this, a report shows operations outside
+    # of any jit like functions with their names, and without a note.
     code = frame.f_code
     is_jit = code.co_name == _JIT_ENTRY and code.co_filename == _JIT_FILE
     return frame.f_locals.get("fun") if is_jit else None
 
 
-# The function of JAX's that runs where a jitted function is called that isn't compiled yet.
+# The name and file of JAX's function that runs if a jitted function isn't compiled yet.
 _JIT_ENTRY, _JIT_FILE = "cache_miss", getattr(_private("jax._src.pjit"), "__file__", "")
 
 
 def stack_of(traceback: Any) -> tuple[tuple[Any, int], ...]:
-    """Return the stack of JAX's traceback: each code, inside out, with an instruction's offset."""
+    """Return the frames of a traceback of JAX, innermost first: code objects with offsets."""
     try:
         codes, offsets = traceback.raw_frames()
     except AttributeError:
-        # Another release's; or the equation has none.
+        # The equation has no traceback, or this release of JAX has a different kind.
         return ()
     return tuple(zip(codes, offsets, strict=True))
 
 
 def source_of(jaxpr: Any) -> tuple[str, str, int] | None:
-    """Return the name, file and line of the function that JAX traced; None if it doesn't say."""
+    """Return the name, file and line of the function of a jaxpr; `None` if they are missing."""
     text = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None)
     name, _, place = text.rpartition(" at ") if isinstance(text, str) else ("", "", "")
     filename, _, line = place.rpartition(":")
@@ -432,26 +460,30 @@ def source_of(jaxpr: Any) -> tuple[str, str, int] | None:
 
 
 def weak_lowering(lowered: Any) -> Callable[[], Any]:
-    """Return a weak reference to what JAX keeps of a lowered program, and compiles once."""
+    """Return a weak reference to the object that JAX caches for a lowered program."""
     try:
         return weakref.ref(lowered._lowering)
     except (AttributeError, TypeError):
-        # What is compiled can't be asked for its memory, then, nor for callbacks.
+        # The memory of the compiled program, and its callbacks, are then unknown.
         return _do_nothing
 
 
 def memory_of(lowering: Any) -> tuple[int, ...] | None:
-    """Return the bytes of a compiled program's arguments, outputs, both, and temporaries."""
+    """Return the bytes of a program's arguments, outputs, donated arrays, and temporary memory.
+
+    Donated arrays count as arguments and as outputs, too. `None` if the memory is unknown.
+    """
     try:
         stats = lowering._executable.memory_analysis()
         names = "argument", "output", "alias", "temp"
         return tuple([getattr(stats, f"{name}_size_in_bytes") for name in names])
     except (AttributeError, NotImplementedError, RuntimeError):
-        # Not compiled, gone, of another release, or of a backend that can't tell.
+        # The program isn't compiled, JAX has dropped it, this release has other names, or the
+        # backend doesn't report memory.
         return None
 
 
 def has_host_callback(lowering: Any) -> bool:
-    """Return whether a lowered program calls Python, so that JAX never caches it in a file."""
+    """Return whether a lowered program calls Python. If so, JAX doesn't cache it in a file."""
     arguments = getattr(lowering, "compile_args", None)
     return bool(arguments and arguments.get("host_callbacks"))

@@ -1,4 +1,4 @@
-"""Tells user code from library code, finds call sites and places, and trims tracebacks."""
+"""Tells user code from library code, finds lines and definitions, and trims tracebacks."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ import jax
 from ._compat import exclude_from_locations, exclude_from_tracebacks
 from ._text import comes_from_signal_handler
 
-#: The folder that the names of generated files begin with, as if they were in a package.
+#: The file names of generated functions begin with this, as if it were the folder of a package.
 GENERATED_FOLDER = "<eqxjit>"
 
 
@@ -25,7 +25,7 @@ def _folder_of(file: str) -> str:
     return os.path.join(os.path.dirname(file), "")
 
 
-#: How the paths of our files begin, generated ones included.
+#: The beginnings of the paths of our files, for source files and generated ones.
 OUR_FILES = _folder_of(__file__), GENERATED_FOLDER + "/"
 
 for _path in OUR_FILES:
@@ -34,73 +34,86 @@ for _path in OUR_FILES:
 
 _JAX_FILES = _folder_of(jax.__file__)
 
-# How the paths of libraries' files begin: ours, JAX's, Equinox's, the standard library's, and
-# source that was generated.
+# The beginnings of the paths of library files: eqxjit, JAX, Equinox, the standard library, and the
+# file names that libraries give to source that they generate.
 _LIBRARY_FILES = (
-    *(*OUR_FILES, _JAX_FILES, _folder_of(eqx.__file__), _folder_of(os.__file__)),
-    *("<frozen ", "<@beartype", "<attrs generated", "<decorator-gen", "<__array_function__"),
+    *OUR_FILES,
+    _JAX_FILES,
+    _folder_of(eqx.__file__),
+    _folder_of(os.__file__),
+    "<frozen ",
+    "<@beartype",
+    "<attrs generated",
+    "<decorator-gen",
+    "<__array_function__",
 )
 
-# The folders into which pip and distributions of Linux install packages.
+# The folders into which pip and Linux distributions install packages.
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 
 @functools.lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
-    """Return whether a file is the user's: neither installed nor of the standard library."""
-    # An imported file has an absolute path. Other names stand for a session, say.
+    """Return whether a file is the user's: neither installed nor in the standard library."""
+    # Imported files have absolute paths. Any other name stands for an interactive session, say.
     is_installed = os.path.isabs(filename) and _INSTALLED.search(filename)
     return not (is_installed or filename.startswith(_LIBRARY_FILES))
 
 
 def is_jaxs(filename: str) -> bool:
+    """Return whether a file belongs to JAX."""
     return filename.startswith(_JAX_FILES)
 
 
 def is_users_module(name: str) -> bool:
+    """Return whether a module, given by its name, is the user's."""
+    # The `__module__` of a class may be any object.
     if not isinstance(name, str) or name in sys.builtin_module_names:
         return False
     filename = getattr(sys.modules.get(name), "__file__", None)
-    # Without a file it is a session, a notebook, or one that the user made.
+    # A module without a file is an interactive session, a notebook, or one that the user created.
     return not isinstance(filename, str) or is_users(filename)
 
 
 def is_of_users_code(error: BaseException) -> bool:
-    """Return whether code that isn't ours raised an error which we handle.
+    """Return whether an error that we handle was raised by code that we called.
 
-    False for an error in our own code, and for one that a signal handler raised meanwhile.
+    False for an error in our own code, and for an error that a signal handler raised meanwhile.
     """
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_ours = all(filename.startswith(OUR_FILES) for filename in frames)
     return not is_ours and not comes_from_signal_handler(error)
 
 
-# JAX's filter is for printed tracebacks alone, and only where it isn't switched off.
+# JAX's traceback filter isn't enough: it works on printed tracebacks only, and users may switch it
+# off.
 def trim() -> None:
-    """Trim the traceback of the exception that the caller handles, before `raise`.
+    """Remove our frames from the traceback of the exception that the caller is handling.
 
-    Of our frames two are left: the caller's, which stands for the jitted call, and the innermost.
+    Two frames always stay: the caller's, which stands for the jitted call, and the innermost, in
+    which the error was raised.
     """
     error = sys.exception()
     assert error is not None
     entry = error.__traceback__
     while entry is not None and (below := entry.tb_next) is not None:
-        if below.tb_next is None or not below.tb_frame.f_code.co_filename.startswith(OUR_FILES):
+        is_innermost = below.tb_next is None
+        if is_innermost or not below.tb_frame.f_code.co_filename.startswith(OUR_FILES):
             entry = below
         else:
             entry.tb_next = below.tb_next
 
 
-# Not a `contextmanager`, because its generator would add frames.
+# Not a `contextlib.contextmanager`, because its generator would add frames to the traceback.
 class _Trimming(contextlib.AbstractContextManager[None]):
-    """A context whose exceptions leave it with a trimmed traceback."""
+    """A context manager that trims the traceback of an exception raised in its block."""
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None:
             trim()
 
 
-#: For functions that aren't generated.
+#: For functions that aren't generated. Generated functions call `trim` themselves.
 trimming = _Trimming()
 
 
@@ -108,7 +121,12 @@ trimming = _Trimming()
 
 
 class CallSite(NamedTuple):
-    """A line of the user's: its file, its number from 1, and the function that it is in."""
+    """A line of code, most often the user's.
+
+    - `filename`: the path of the file, or the name of a notebook cell's source.
+    - `line`: the number of the line, from 1.
+    - `function`: the qualified name of the function that contains the line; empty if unknown.
+    """
 
     filename: str
     line: int
@@ -119,51 +137,60 @@ class CallSite(NamedTuple):
 
 
 def innermost_line(
-    frame: types.FrameType | None, is_meant: Callable[[str], bool] = is_users
+    frame: types.FrameType | None, is_wanted: Callable[[str], bool] = is_users
 ) -> CallSite | None:
-    """Return the innermost line, from a frame outwards, in a file of the user's; None without."""
+    """Return the innermost line of the user's, from a frame outwards; None if there is none.
+
+    `is_wanted` tells from a file's name whether lines of that file count.
+    """
     for each, line in traceback.walk_stack(frame) if frame else ():
         code = each.f_code
-        if is_meant(code.co_filename):
+        if is_wanted(code.co_filename):
             return CallSite(code.co_filename, line, code.co_qualname)
     return None
 
 
 def call_site() -> CallSite:
-    """Return the innermost line on the stack that is the user's, or at least isn't JAX's."""
+    """Return the innermost line of the user's on the stack.
+
+    Without one, the line is that of an installed package other than JAX, Equinox and eqxjit.
+    """
     here = sys._getframe(1)
-    found = innermost_line(here) or innermost_line(here, lambda f: not f.startswith(_LIBRARY_FILES))
-    return found or CallSite("<unknown>", 0)
+    site = innermost_line(here)
+    if site is None:
+        site = innermost_line(here, lambda filename: not filename.startswith(_LIBRARY_FILES))
+    return site or CallSite("<unknown>", 0)
 
 
 def is_within_pmap() -> bool:
-    """Return whether `jax.pmap` makes the call under way, maybe for `equinox.filter_pmap`."""
+    """Return whether `jax.pmap`, which `equinox.filter_pmap` calls, is on the stack."""
     with warnings.catch_warnings():
-        # Releases of JAX may warn of its end.
+        # Some releases of JAX warn that `jax.pmap` is deprecated.
         warnings.simplefilter("ignore")
-        # What it returns is called by one code object, unless that is written in C++.
+        # All functions that `jax.pmap` returns share one code object, if they are in Python.
         code = getattr(jax.pmap(abs), "__code__", None)
     return any(frame.f_code is code for frame, _ in traceback.walk_stack(sys._getframe(1)))
 
 
 def location(filename: str, line: int) -> str:
     """Return what to call a line: `src/train.py:31`, `/elsewhere/a.py:1`, `Cell In[11], line 3`."""
-    # Not imported here, because without IPython there is no cell.
+    # IPython isn't imported here, because there are no cells unless it is imported already.
     ipython: Any = sys.modules.get("IPython")
-    # No session of it, no cell of that, or another release.
+    # IPython may be missing, have no session, not know the file as a cell, or have changed.
     with contextlib.suppress(AttributeError, TypeError):
         return f"Cell {ipython.get_ipython().compile.format_code_name(filename)[1]}, line {line}"
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        # It was removed. Below the root is everything: no path begins with two slashes.
+        # The working directory was removed. The prefix is then `//`, with which no path begins, so
+        # the path stays whole.
         here = os.sep
     return f"{os.path.normpath(filename).removeprefix(here + os.sep)}:{line}"
 
 
 def wrapped_by(value: Any) -> Iterator[Any]:
-    """Yield a callable and what it wraps, outermost first."""
-    # Not `inspect.unwrap`, which stops at a partial; wrappers that form a circle have an end here.
+    """Yield a callable and each callable that it wraps, outermost first."""
+    # Not `inspect.unwrap`, which stops at a partial. The limit ends wrappers that form a cycle.
     for _ in range(100):
         yield value
         if isinstance(value, (functools.partial, eqx.Partial)):
@@ -177,22 +204,23 @@ def wrapped_by(value: Any) -> Iterator[Any]:
 
 
 def code_of(value: Any) -> types.CodeType | None:
-    """Return the code of the function in all wrappers; None if that isn't written in Python."""
-    *_, value = wrapped_by(value)
-    code = getattr(value, "__code__", None)
+    """Return the code of the innermost wrapped function; None if that isn't written in Python."""
+    *_, innermost = wrapped_by(value)
+    code = getattr(innermost, "__code__", None)
     return code if isinstance(code, types.CodeType) else None
 
 
 class Place(NamedTuple):
-    """The definition of the function under a wrapper.
+    """The definition of the function, or other callable, under a wrapper.
 
-    - `module`: of the class of whatever else is called; empty for a Python function, whose file
+    - `module`: the module of the callable's class; empty for a Python function, because its file
         says more.
-    - `qualname`: of the function, or of that class.
-    - `site`: where its Python code is; None without any that isn't ours.
-    - `is_users`: whether it is the user's.
-    - `code_hash`: tells functions apart whose lines have one name, as in a session, and what
-        decorators wrap.
+    - `qualname`: the qualified name of the Python function, or of the callable's class.
+    - `site`: the line where the callable's Python code begins; None if it has none, or only ours.
+    - `is_users`: whether the function or class is the user's.
+    - `code_hash`: a hash of the code of a Python function and of the functions that it closes over;
+        0 for other callables. It tells apart functions that are defined at the same line of a
+        session, and functions that one decorator returned.
     """
 
     module: str
@@ -203,26 +231,28 @@ class Place(NamedTuple):
 
 
 def place_of(fun: Any) -> Place:
-    """Return where the function in all wrappers is defined."""
-    *_, below = wrapped_by(fun)
-    code = code_of(below) or code_of(type(below).__call__)
+    """Return where the innermost function, or other callable, in all wrappers is defined."""
+    *_, innermost = wrapped_by(fun)
+    code = code_of(innermost) or code_of(type(innermost).__call__)
     site = None
     if code is not None and not code.co_filename.startswith(OUR_FILES):
         site = CallSite(code.co_filename, code.co_firstlineno)
-    if isinstance(below, types.FunctionType):
-        code = below.__code__
-        codes = hash(tuple(_codes_in(below)))
-        return Place("", code.co_qualname, site, is_users(code.co_filename), codes)
-    # A transformed Module, or whatever else is called.
-    kind: Any = type(below if isinstance(below, eqx.Module) else fun)
-    return Place(kind.__module__, kind.__qualname__, site, is_users_module(kind.__module__))
+    if isinstance(innermost, types.FunctionType):
+        code = innermost.__code__
+        code_hash = hash(tuple(_codes_in(innermost)))
+        return Place("", code.co_qualname, site, is_users(code.co_filename), code_hash)
+    # A Module is named by its class also under a transformation. Any other callable is named by the
+    # class of its outermost wrapper.
+    cls: Any = type(innermost if isinstance(innermost, eqx.Module) else fun)
+    return Place(cls.__module__, cls.__qualname__, site, is_users_module(cls.__module__))
 
 
 @functools.lru_cache(maxsize=1024)
 def public_name(site: CallSite | None, qualname: str) -> str:
-    """Return how users call a library's function, such as `jax.lax.scan`; empty if it is private.
+    """Return the public name of a library's function, such as `jax.lax.scan`; empty without one.
 
-    `site` and `qualname` are where the function is defined. Methods have no public name.
+    `site` is where the function is defined, and `qualname` its qualified name. Methods have no
+    public name.
     """
     if site is None or qualname.startswith(("_", "<")) or "." in qualname:
         return ""
@@ -233,30 +263,34 @@ def public_name(site: CallSite | None, qualname: str) -> str:
             code = code_of(getattr(module, "__dict__", {}).get(qualname))
             if code and (code.co_filename, code.co_firstlineno) == site[:2]:
                 names.append(name)
-    # The library's own name for it, not that of a user's module, or another library's.
-    own = [name for name in names if _is_in(sys.modules[name], site.filename)]
+    # Prefer modules of the library that defines the function to other modules that import it.
+    own = [name for name in names if _has_file(sys.modules[name], site.filename)]
     module = min(own or names, key=lambda name: (name.count("."), len(name)), default="")
     return f"{module}.{qualname}" if module else ""
 
 
-def _is_in(module: types.ModuleType, filename: str) -> bool:
+def _has_file(module: types.ModuleType, filename: str) -> bool:
+    """Return whether the top-level package of a module contains a file."""
     package = sys.modules.get(module.__name__.partition(".")[0])
     file = getattr(package, "__file__", None)
     return bool(file) and filename.startswith(_folder_of(file))
 
 
 def is_internal(place: Place) -> bool:
-    """Return whether a function is a library's, and not one that users call by its name."""
+    """Return whether a function is a library's, without a public name by which users call it."""
     return not (place.is_users or place.module or is_public(place))
 
 
 def is_public(place: Place) -> bool:
-    """Return whether a library's function is one that users call by its name."""
+    """Return whether a function is a library's, with a public name by which users call it."""
     return not (place.is_users or place.module) and bool(public_name(place.site, place.qualname))
 
 
 def line_of(code: types.CodeType, offset: int) -> int:
-    """Return the line of an instruction."""
+    """Return the number of the line to which an instruction belongs.
+
+    `offset` is the instruction's offset in the bytecode.
+    """
     lines = [line for start, end, line in code.co_lines() if start <= offset < end]
     return next(filter(None, lines), code.co_firstlineno)
 
@@ -264,18 +298,21 @@ def line_of(code: types.CodeType, offset: int) -> int:
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
     """Return the name and value of each variable that a function closes over.
 
-    Defaults of parameters are among them: in a loop, `lambda x, n=n: x * n` is a closure over `n`.
+    Defaults of parameters are included, because `lambda x, n=n: x * n` is how one closes over the
+    `n` of a loop.
     """
-    # An empty cell raises a `ValueError`; `repr` of a cell runs nothing of the user's.
-    cells = zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
-    found = [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]
-    code, defaults = fun.__code__, fun.__defaults__ or ()
+    code = fun.__code__
+    cells = zip(code.co_freevars, fun.__closure__ or (), strict=True)
+    # Reading an empty cell raises a `ValueError`. Its `repr` tells, and runs no code of the user's.
+    closed_over = [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]
+    defaults = fun.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    return [*found, *zip(names, defaults, strict=True), *(fun.__kwdefaults__ or {}).items()]
+    keyword_defaults = fun.__kwdefaults__ or {}
+    return [*closed_over, *zip(names, defaults, strict=True), *keyword_defaults.items()]
 
 
 def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:
-    """Return the code of a function, and of those that it captured."""
+    """Return the code of a function, and of the functions that it closes over."""
     functions = [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
     return [function.__code__ for function in (fun, *functions)]
 
@@ -289,9 +326,12 @@ def is_jax(fun: Any) -> TypeGuard[types.FunctionType]:
 def transformation_of(fun: types.FunctionType) -> str:
     """Return the name of the JAX transformation (`vmap`, `grad`, ...) that returned this function.
 
-    Empty for any other function.
+    The name is empty for any other function.
     """
-    for code in _codes_in(fun) if "__wrapped__" in vars(fun) else ():
+    if "__wrapped__" not in vars(fun):
+        return ""
+    for code in _codes_in(fun):
+        # JAX defines what it returns within the transformation, as in `vmap.<locals>.vmap_f`.
         name, _, rest = code.co_qualname.partition(".")
         if rest and hasattr(jax, name) and code.co_filename.startswith(_JAX_FILES):
             return name

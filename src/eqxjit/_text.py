@@ -1,4 +1,4 @@
-"""Short texts of values and numbers, which users read, and switches, which they write."""
+"""Short texts of values and numbers for messages, and switches in environment variables."""
 
 import difflib
 import os
@@ -7,7 +7,8 @@ import traceback
 import types
 from typing import Any
 
-_SWITCH = {
+# The settings that a switch can have, by what its environment variable says in lower case.
+_SETTINGS = {
     "": None,
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -17,12 +18,12 @@ _SWITCH = {
 def switch(name: str) -> bool | None:
     """Return whether an environment variable is on or off; None if it is unset or empty."""
     value = os.environ.get(name, "")
-    if value.lower() not in _SWITCH:
+    if value.lower() not in _SETTINGS:
         raise ValueError(
             f"The environment variable `{name}` is {value!r}. It takes `1`, `true`, `yes` or `on`, "
             "and `0`, `false`, `no` or `off`; or unset it."
         )
-    return _SWITCH[value.lower()]
+    return _SETTINGS[value.lower()]
 
 
 #: All environment variables that eqxjit reads.
@@ -31,57 +32,56 @@ SWITCHES = "EQXJIT_EXPLAIN_RETRACES", "EQXJIT_NATIVE", "EQXJIT_SPECIALIZE"
 
 def unknown_switches() -> list[str]:
     """Return a sentence for each environment variable that looks like a switch and isn't one."""
-    found: list[str] = []
+    known = ", ".join([f"`{name}`" for name in SWITCHES])
+    sentences: list[str] = []
     for name in os.environ:
         if name.upper().startswith(("EQXJIT_", "EQX_JIT_")) and name not in SWITCHES:
             similar = difflib.get_close_matches(name.upper(), SWITCHES, 1)
-            hint = f"did you mean `{similar[0]}`?" if similar else f"eqxjit reads {_KNOWN}."
-            found.append(f"The environment variable `{name}` has no effect: {hint}")
-    return found
-
-
-_KNOWN = ", ".join([f"`{name}`" for name in SWITCHES])
+            hint = f"did you mean `{similar[0]}`?" if similar else f"eqxjit reads {known}."
+            sentences.append(f"The environment variable `{name}` has no effect: {hint}")
+    return sentences
 
 
 def short(value: Any, limit: int = 40) -> str:
-    """Return the `repr` of a value on one line, cut to so many characters."""
+    """Return the `repr` of a value on one line, cut to `limit` characters."""
     try:
         text = repr(value)
     except Exception as error:
         if comes_from_signal_handler(error):
             raise
-        # The user's `repr` raised. The text is for an error or a description of something else.
+        # The user's `repr` raised. The text is a part of another message, which matters more.
         text = f"{type(value).__name__} object"
     text = " ".join(text.split())
     if not text.isprintable():
-        # Source, or a terminal, takes no NUL and no half of a character.
+        # Generated source can't contain a NUL, and a terminal can't print a lone surrogate.
         text = text.encode("unicode_escape").decode("ascii")
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def comes_from_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised an error, such as that of a timeout.
+    """Return whether a signal handler raised this error, as the handler of a timeout does.
 
-    Python runs a handler in the middle of whatever the main thread does. What it raises isn't an
-    error of the interrupted code, so nothing that expects errors of that code may catch it.
+    Python runs a handler in the middle of whatever the main thread does. The handler's error isn't
+    an error of the interrupted code, so code that expects errors of its own may not catch it.
     """
     handlers = [_code_of_handler(signal.getsignal(each)) for each in signal.valid_signals()]
-    interrupted: types.FrameType | None = None
+    previous: types.FrameType | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        # A handler gets the frame that it interrupts, which comes right before its own frame. Its
-        # code alone wouldn't tell, because some handlers put the former one back before they raise.
-        passed = [*frame.f_locals.values()]
-        passed += [each for value in passed if type(value) is tuple for each in value]
-        if interrupted is not None and any(value is interrupted for value in passed):
+        # Python passes a handler the frame that it interrupts, and that frame comes right before
+        # the handler's own in the traceback. To look for the code of installed handlers isn't
+        # enough, because some handlers reinstall an earlier handler before they raise.
+        variables = [*frame.f_locals.values()]
+        variables += [each for value in variables if type(value) is tuple for each in value]
+        if previous is not None and any(value is previous for value in variables):
             return True
         if frame.f_code in handlers:
             return True
-        interrupted = frame
+        previous = frame
     return False
 
 
-def _code_of_handler(handler: Any) -> Any:
-    # A method has the code of its function, and an instance of a class is called by a function.
+def _code_of_handler(handler: Any) -> types.CodeType | None:
+    # A function or method has code itself. Calling any other object runs its class's `__call__`.
     for each in (handler, type(handler).__call__):
         code = getattr(each, "__code__", None)
         if isinstance(code, types.CodeType):
@@ -90,17 +90,19 @@ def _code_of_handler(handler: Any) -> Any:
 
 
 def times(count: int) -> str:
+    """Return `once`, or `3 times`."""
     return "once" if count == 1 else f"{count} times"
 
 
 def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 array` or `3 arrays`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def bytes_text(count: float) -> str:
-    """Return a number of bytes with a unit, as `1.86 GB`."""
+    """Return a number of bytes with a unit, such as `1.86 GB`."""
     for unit in ("B", "kB", "MB"):
-        # Not 1e+03.
+        # Not 1000, because `999.6` with three digits would read `1e+03`.
         if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000

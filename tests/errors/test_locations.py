@@ -76,7 +76,7 @@ def test_all_messages_name_lines_so(here, name, caplog, monkeypatch):
     assert " at src/train.py:7: " in repr(trace)
     [difference] = trace.differences
     assert difference.new == "`make.<lambda>` at src/train.py:5"
-    assert "another object of the same code" in difference.remedy
+    assert "a different object of the same code" in difference.remedy
     assert trace.arguments["model"] == "`make.<lambda>` at src/train.py:5"
     [row] = [row for row in report.rows if row.function == "f"]
     assert row.program.loops == ("src/train.py:2",)
@@ -134,7 +134,7 @@ def test_cells_of_a_notebook(setting):
     pytest.importorskip("IPython")
     printed = run(CELLS.format(setting=setting))
     assert "for the call at Cell In[4], line 3, in " in printed
-    assert "is another `make.<lambda>` at Cell In[3], line 2" in printed
+    assert "is a different `make.<lambda>` at Cell In[3], line 2" in printed
     assert "ipykernel" not in printed
     assert "<ipython" not in printed
 

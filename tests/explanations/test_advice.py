@@ -729,7 +729,7 @@ def test_several_kinds_of_differences_have_a_remedy_each():
     f = eqxjit.filter_jit(lambda batch, step, model: X)
     f({"x": jnp.ones(3)}, 1, Holder(capturing(1)))
     remedy = hint(f, {"x": jnp.ones(4)}, 2, Holder(capturing(1)))
-    for part in ("pad it to a few sizes", "`np.int32(step)`", "another object of the same code"):
+    for part in ("pad it to a few sizes", "`np.int32(step)`", "different object of the same code"):
         assert part in remedy
 
 

@@ -96,10 +96,10 @@ def test_a_number_that_varies(kind, caplog):
 
 
 SAME = {
-    "partial": (lambda: functools.partial(loss, w=1.0), "another partial of loss"),
-    "gradient of a partial": (lambda: of_partial(1.0), "another partial of loss"),
-    "instance": (lambda: Solver(1.0), "another `Solver`"),
-    "method": (lambda: Solver(1.0).step, "`Solver.step` of another `Solver`"),
+    "partial": (lambda: functools.partial(loss, w=1.0), "a different partial of loss"),
+    "gradient of a partial": (lambda: of_partial(1.0), "a different partial of loss"),
+    "instance": (lambda: Solver(1.0), "a different `Solver`"),
+    "method": (lambda: Solver(1.0).step, "`Solver.step` of a different `Solver`"),
 }
 
 

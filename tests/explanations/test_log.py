@@ -268,7 +268,7 @@ STORMS = {
     "Modules": (anew(ScaleBy), ["another callable: `by` was 9, is 10"]),
     "activations": (
         one(lambda i: (X, lambda x: x), lambda x, activation: activation(x)),
-        ["static value changed: `activation` is another `<lambda>.<lambda>` at "],
+        ["static value changed: `activation` is a different `<lambda>.<lambda>` at "],
     ),
     "cleared": (cleared, ["cache evicted or cleared: JAX's caches no longer hold it"]),
     "evicted": (

@@ -134,7 +134,7 @@ WAS_AND_IS = [
     (
         {"x": Unprintable()},
         {"x": Unprintable()},
-        ["static value changed: `x` is another Unprintable object"],
+        ["static value changed: `x` is a different Unprintable object"],
     ),
 ]
 
@@ -245,7 +245,27 @@ def test_another_class_of_the_same_name():
     for _ in range(2):
         f(type("Net", (eqx.Module,), {})())
     [difference] = f.traces()[1].differences
-    assert difference.new == "Net (another class of that name)"
+    assert difference.new == "Net (a different class of that name)"
+
+
+@pytest.mark.parametrize(
+    ("before", "text"), [((jnp.ones(3),), "float32[3]"), ((), "absent")], ids=["array", "absent"]
+)
+def test_an_object_whose_text_is_that_of_what_was_there_before(before, text):
+    class Named:
+        def __repr__(self):
+            return text
+
+        def __eq__(self, other):
+            return type(other) is Named
+
+        def __hash__(self):
+            return 0
+
+    f = eqxjit.filter_jit(lambda *args: None)
+    f(*before), f(Named())
+    [difference] = f.traces()[-1].differences
+    assert difference.new == text
 
 
 @pytest.mark.parametrize(

@@ -245,3 +245,21 @@ def test_the_traces_are_a_table_of_lines_in_a_terminal():
     # A list all the same, whose elements show all that is known.
     assert f.traces()[0].number == 1
     assert repr(f.traces()[0]).startswith("<trace 1 of ")
+
+
+def test_what_a_function_closes_over_may_be_anything():
+    """It is looked at without code of the user's, and what contains itself has an end."""
+    _, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "b", mode="batch")
+    cycle: dict = {"x": X}
+    cycle["self"] = [cycle, (cycle,)]
+    mixed = {1: state, "a": cycle, (2, 3): {None: vars(jax)}}
+
+    @eqxjit.filter_jit
+    def call(fun, x):
+        return fun(x)
+
+    for i in range(3):
+        assert call(lambda x, i=i: x * len(mixed) + i, X)[0] == 3 + i
+    assert "another" not in call.traces()[2].explanation
+    # The State is as it was: a flatten makes it unusable.
+    jax.tree.leaves(state)

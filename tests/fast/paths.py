@@ -8,7 +8,8 @@ import pytest
 import eqxjit
 from eqxjit._compat import Dispatcher
 from eqxjit._core.slow import combine_output
-from eqxjit._fast.make import PythonFast, fast_path, link
+from eqxjit._core.table import fast_path
+from eqxjit._fast.make import PythonFast, link
 from eqxjit._spec.tree import combine
 from tests.support import inside
 
@@ -104,8 +105,8 @@ class Path:
             self.run = self.fast.instantiate(mine, mine.slow_call)
 
     def split(self, *args: Any, **kwargs: Any) -> Any:
-        """A call, as the slow path takes it apart."""
-        return self.caller.take_apart(args, kwargs)
+        """A call, as the slow path splits it."""
+        return self.caller.make_call(args, kwargs)
 
     def expected(self, call: Any) -> Taken:
         """What the slow path takes of a call, and what it makes of the output."""

@@ -106,6 +106,24 @@ def test_a_program_that_cannot_be_read_may_raise():
     assert _compat.may_raise(object())
 
 
+@pytest.mark.parametrize(
+    ("read", "fallback"),
+    [
+        (_compat.memory_of, None),
+        (_compat.has_host_callback, False),
+        (_compat.source_of, None),
+        (_compat.upstream_donation, None),
+        (_compat.wrapped_by_tracer, []),
+        (_compat.copy_in_tracer, None),
+        (lambda lowered: _compat.memory_of(_compat.weak_lowering(lowered)()), None),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_objects_of_a_release_without_their_private_attributes(read, fallback):
+    """Reports then show less, and wrappers that exist before `install` aren't taken over."""
+    assert read(object()) == fallback
+
+
 class Pair(NamedTuple):
     first: Any
 

@@ -4,7 +4,6 @@ import importlib
 import sys
 import textwrap
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -25,14 +24,12 @@ def add(x: Float[Array, " n"], y: Float[Array, " n"]) -> Float[Array, " n"]:
 
 
 def test_jaxtyped_above():
-    """Upstream's wrapper lacks what it reads of a function."""
+    """jaxtyping reads attributes of a function that a wrapper of Equinox 0.13.8 lacks."""
     f = typed(eqxjit.filter_jit(add))
     for n in (3, 4) * CALLS:
         assert f(jnp.ones(n), jnp.ones(n)).shape == (n,)
         with pytest.raises(TypeCheckError, match="'y'"):
             f(jnp.ones(n), jnp.ones(n + 1))
-    with pytest.raises(AttributeError, match="__globals__"):
-        typed(eqx.filter_jit(add))(jnp.ones(3), jnp.ones(3))
 
 
 @both

@@ -221,7 +221,8 @@ EAGER = {
     search: "jax.lax.while_loop",
     count: "jax.lax.fori_loop",
     scanned: "jax.lax.scan",
-    choose: "jax.lax.cond",
+    # JAX 0.8 compiles the branches of an eager `cond` alone.
+    **({choose: "jax.lax.cond"} if jax.__version_info__ >= (0, 9) else {}),
     mapped: "jax.lax.map",
 }
 

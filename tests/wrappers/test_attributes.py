@@ -293,8 +293,8 @@ def test_a_method_that_is_wrapped():
 def test_what_cannot_be_hashed_says_what_helps():
     shape = Shape(jnp.ones(()))
     for fun in (shape.area, eqxjit.filter_jit(eqx.Partial(plain, x))):
-        with pytest.raises(TypeError, match="pass a lambda that calls it"):
+        with pytest.raises(TypeError, match="Pass a lambda that calls it"):
             hash(fun)
-    with pytest.raises(TypeError, match="pass a lambda that calls it"):
+    with pytest.raises(TypeError, match="Pass a lambda that calls it"):
         jax.lax.switch(0, [shape.area, shape.area])
     assert jax.lax.switch(0, [lambda: shape.area(), lambda: shape.area()]) == 1

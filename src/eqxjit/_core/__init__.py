@@ -1,4 +1,4 @@
-"""One call, from top to bottom: what users hold, the slow path, entries, and what JAX traces.
+"""A call from top to bottom: the wrapper, the slow path, entries, and the function that JAX traces.
 
-May import: `_diagnostics` and what is below that. Start at `wrapper.py`.
+This package may import `_diagnostics` and the layers below it. Start reading at `wrapper.py`.
 """

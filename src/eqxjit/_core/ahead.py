@@ -9,21 +9,25 @@ import jax
 from .._compat import Dispatcher, connect
 from .._diagnostics import events
 from .._diagnostics.differences import OF_ARRAYS, differences
-from .._fast.make import fast_path, link
+from .._fast.make import link
 from .entry import Call, Entry, Program
-from .in_flight import make
+from .in_flight import call_in_flight
 from .slow import CallHandler, ending, lower_again
+from .table import fast_path
 
 
 def stage(
     handler: CallHandler, action: Callable[[Any], Any], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[Call, Any]:
-    """Return a call that isn't run, and what `action(jitted)` returns for its arrays."""
+    """Return the `Call` for these arguments, and what `action(jitted)(*arrays)` returns for it.
+
+    `action` selects what JAX does with the jitted function, such as `lower`. Nothing is run.
+    """
     __tracebackhide__ = True
-    # A `ShapeDtypeStruct` stands for an array here.
-    call = handler.take_apart(args, kwargs, (jax.ShapeDtypeStruct,), is_staged=True)
+    # A `ShapeDtypeStruct` may stand for an array here.
+    call = handler.make_call(args, kwargs, (jax.ShapeDtypeStruct,), is_staged=True)
     with ending(call):
-        staged = make(call, action(call.entry.jitted), *call.flat)
+        staged = call_in_flight(call, action(call.entry.jitted), *call.flat)
         if isinstance(staged, jax.stages.Lowered):
             call.program = _program_in(staged)
         if call.trace is not None:
@@ -32,7 +36,8 @@ def stage(
 
 
 def _program_in(lowered: jax.stages.Lowered) -> Program:
-    """Return the program that a traced function returned to JAX as the key of its arrays."""
+    """Return the `Program` that the traced function returned to JAX as the key of its arrays."""
+    # The leaves may be anything, because only the key matters.
     out_tree = lowered.out_tree
     [program] = jax.tree.unflatten(out_tree, [0] * out_tree.num_leaves)
     return program
@@ -41,16 +46,20 @@ def _program_in(lowered: jax.stages.Lowered) -> Program:
 def lower(
     handler: CallHandler, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any
 ) -> "Lowered":
-    """Trace and lower the function of a handler, `bound` being its first arguments."""
+    """Trace and lower the function of a handler for `(*bound, *args)` and `kwargs`.
+
+    `bound` has the instance of a bound method. Calls of the compiled function don't pass it.
+    """
     __tracebackhide__ = True
     call, lowered = stage(handler, lambda jitted: jitted.lower, (*bound, *args), kwargs)
     return Lowered(handler, call, lowered, bound)
 
 
 class CompileCost:
-    """The cost of compiling a function ahead of time.
+    """The cost of compiling a function ahead of time, as returned by `f.compile(...)`.
 
-    - `seconds`: the time of tracing, lowering and compiling; 0 if that was done before.
+    - `seconds`: how long tracing, lowering and compiling took. Phases that were done before don't
+        count, so this is 0 if the program was compiled already.
     """
 
     def __init__(self, seconds: float, compiled: jax.stages.Compiled):
@@ -59,10 +68,10 @@ class CompileCost:
 
     @property
     def executable_bytes(self) -> int | None:
-        """The size of the executable as JAX would store it, constants included.
+        """The size of the executable as JAX would store it in a file, constants included.
 
-        `None` if the backend can't tell. JAX serialises the executable to find out, which takes as
-        much memory again, so it is done when this is read.
+        `None` if the backend can't serialise executables. The size is computed when it is read: JAX
+        serialises the executable, which temporarily takes as much memory again.
         """
         return _size_of(self._compiled)
 
@@ -75,14 +84,30 @@ def _size_of(compiled: jax.stages.Compiled) -> int | None:
     try:
         return len(executable.serialize())
     except (AttributeError, NotImplementedError, RuntimeError):
-        # Some backends can't.
+        # Some backends can't serialise executables.
         return None
 
 
 class Lowered:
-    """A function that is traced and lowered for one call's structure, shapes and static arguments.
+    """A function, traced and lowered for arguments of given structure, shapes and static values.
 
-    - `lowered`: the `jax.stages.Lowered`, for example, for `cost_analysis()`.
+    Returned by `f.lower(...)`, in the manner of `jax.stages.Lowered`.
+
+    - `lowered`: the `jax.stages.Lowered`, which has `cost_analysis()`, for example.
+
+    !!! example
+
+        ```python
+        >>> import jax.numpy as jnp
+        >>> from eqxjit import filter_jit
+        >>> f = filter_jit(lambda x, power: x**power)
+        >>> lowered = f.lower(jnp.ones(3), 2)
+        >>> lowered.as_text().startswith("module @jit")
+        True
+        >>> lowered.compile()(jnp.ones(3), 2)
+        Array([1., 1., 1.], dtype=float32)
+
+        ```
     """
 
     def __init__(
@@ -96,7 +121,7 @@ class Lowered:
         self._handler = handler
         self._entry = call.entry
         self._program = _program_in(lowered)
-        # JAX may have made the program earlier, in another call.
+        # An earlier call may have traced the program. The seconds of that trace don't count here.
         self._record = handler.table.history.record_of(self._program)
         self._seconds_before = 0.0 if call.trace else self._total_seconds
         self._description = call.description
@@ -108,11 +133,14 @@ class Lowered:
 
     @property
     def seconds(self) -> float:
-        """The seconds of tracing, lowering and compiling; 0 for what was done before."""
+        """How long tracing, lowering and compiling have taken so far.
+
+        Phases that were done before this object was created don't count.
+        """
         return self._total_seconds - self._seconds_before
 
     def as_text(self) -> str:
-        """Return the program as StableHLO."""
+        """Return the program in StableHLO, as a string."""
         return self.lowered.as_text()
 
     def compile(self, compiler_options: dict[str, str | bool] | None = None) -> "Compiled":
@@ -120,13 +148,19 @@ class Lowered:
 
         **Arguments:**
 
-        - `compiler_options`: as for `jax.stages.Lowered.compile`.
+        - `compiler_options`: options of XLA, as for `jax.stages.Lowered.compile`.
+
+        **Returns:**
+
+        A `Compiled`, to be called with arguments like those that it was lowered for.
         """
-        # The compiled program is called itself, without the `jax.jit` of the entry.
+        # The same as the entry of the function, but for `jitted`: calls run the compiled program
+        # itself, not a `jax.jit`, which would trace again for other shapes.
         traced = self._entry
         entry = Entry(traced.spec, self._handler.function, traced.n_fun)
         entry.jitted = self._compile(compiler_options)
-        entry.out, entry.outs = traced.out, traced.outs
+        entry.out = traced.out
+        entry.outs = traced.outs
         return Compiled(self._handler, entry, self._description, self._bound)
 
     def _compile(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
@@ -136,22 +170,43 @@ class Lowered:
         return compiled
 
     def cost(self) -> CompileCost:
-        """Compile the program for later calls of the function, and return the cost."""
+        """Compile the program, so that later calls of the function find it compiled.
+
+        **Returns:**
+
+        A `CompileCost`: how long it took, and how large the executable is.
+        """
         compiled = self._compile()
         return CompileCost(self.seconds, compiled)
 
 
 class Compiled(Dispatcher):
-    """A compiled function for one call's structure, shapes and static arguments.
+    """A function, compiled for arguments of given structure, shapes and static values.
 
-    Call it like the function itself. It is as fast as a warm call.
+    Returned by `f.lower(...).compile()`. Call it like the function itself, with all arguments, the
+    static ones included. Such a call is as fast as a warm call of the function.
 
-    - `compiled`: the `jax.stages.Compiled`, with `cost_analysis()` and `memory_analysis()`.
+    - `compiled`: the `jax.stages.Compiled`, which has `cost_analysis()` and `memory_analysis()`.
 
-    A call raises
+    **Raises** in a call:
 
-    - a `ValueError`, if the structure or a static argument isn't the one it was lowered with;
-    - JAX's error, if an array has another shape or dtype.
+    - `ValueError`, if the structure or a static argument differs from that of the lowering.
+    - JAX's error, if an array has a different shape or dtype.
+
+    !!! example
+
+        ```python
+        >>> import jax.numpy as jnp
+        >>> from eqxjit import filter_jit
+        >>> f = filter_jit(lambda x, power: x**power)
+        >>> compiled = f.lower(jnp.arange(3.0), 2).compile()
+        >>> compiled(jnp.arange(3.0), 2)
+        Array([0., 1., 4.], dtype=float32)
+        >>> compiled(jnp.arange(3.0), 3)
+        Traceback (most recent call last):
+        ValueError: `<lambda>` was lowered for other static arguments: ...
+
+        ```
     """
 
     __slots__ = ("__weakref__", "_handler", "compiled")
@@ -169,35 +224,46 @@ class Compiled(Dispatcher):
 
     @property
     def executable_bytes(self) -> int | None:
-        """The size of the executable as JAX would store it; `None` if the backend can't tell."""
+        """The size of the executable as JAX would store it in a file, constants included.
+
+        `None` if the backend can't serialise executables.
+        """
         return _size_of(self.compiled)
 
 
 class _CompiledCallHandler(CallHandler):
-    """The calls of a program that was compiled ahead of time: its entry is the only one."""
+    """Handles the calls of a `Compiled`, which all have the same entry.
+
+    - `entry`: the entry.
+    - `description`: the description of the arguments that the function was lowered for.
+    """
 
     def __init__(self, handler: CallHandler, entry: Entry, description: Any, wrapper: Any):
         super().__init__(handler.function, handler.fun_arrays, wrapper, [])
         self.entry = entry
         self.description = description
 
-    def take_apart(self, *args: Any, **kwargs: Any) -> Call:
-        """Return a call, taken apart; raise for a call of another structure."""
+    def make_call(self, *args: Any, **kwargs: Any) -> Call:
+        """Return the `Call` for these arguments; raise if they don't have the entry's spec."""
         __tracebackhide__ = True
-        call = super().take_apart(*args, **kwargs)
+        call = super().make_call(*args, **kwargs)
         if call.spec != self.entry.spec:
             found = differences(self.description, call.description)
             static = [str(each) for each in found if each.category not in OF_ARRAYS]
             raise ValueError(
                 f"`{self.entry.name}` was lowered for other static arguments: "
-                f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."
+                f"{'; '.join(static) or 'the structure differs'}. Lower the function again for "
+                "these arguments."
             )
         return call
 
     def entry_of(self, spec: Any) -> Entry:
+        # `make_call` compares the spec, because its error needs the call.
         return self.entry
 
     def add_fast(self, call: Call) -> None:
-        if not self.fasts:
-            self.fasts += filter(None, [fast_path(call)])
+        # One fast path is enough, because all calls have the same entry. It isn't in the function's
+        # table, because calls of the function itself have a different `jitted`.
+        if not self.fasts and (fast := fast_path(call)) is not None:
+            self.fasts.append(fast)
             link(self.wrapper(), self)

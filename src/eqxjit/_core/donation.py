@@ -1,7 +1,7 @@
-"""Hides JAX's warning about donated buffers where Equinox hides it.
+"""Hides JAX's warning about unusable donated buffers wherever Equinox hides it.
 
-Equinox changes the filters of Python's warnings in each call, for all threads. Here one filter
-stays in place, and matches only in the middle of a call of a function that hides the warning.
+Equinox changes Python's warning filters in each call, which affects all threads. Here one filter
+stays in place. It matches only if its thread is in a call of a function that hides the warning.
 """
 
 import contextlib
@@ -17,7 +17,10 @@ from .in_flight import in_flight
 
 
 class _Pattern:
-    """Stands for the regular expression of a filter, which would match in any thread."""
+    """Takes the place of a regular expression in a warning filter.
+
+    A regular expression would match in any thread, and for any function.
+    """
 
     def match(self, text: str) -> bool:
         if not text.startswith("Some donated buffers were not usable"):
@@ -26,7 +29,7 @@ class _Pattern:
         return call is not None and call.entry.hides_donation_warning
 
     def __reduce__(self) -> Any:
-        # Filters may be sent to another process, where this one matches nothing.
+        # A library may send the filters to another process. There this pattern matches nothing.
         return re.compile, ("(?!)",)
 
 
@@ -34,14 +37,15 @@ _filter: Any = ("ignore", _Pattern(), Warning, None, 0)
 
 
 def hide_warning() -> None:
-    """Put the filter before all others: JAX warns when it lowers.
+    """Put our filter before all others, just before JAX lowers a program and may warn.
 
-    Done before each lowering, because the user may have added filters, or left a `catch_warnings`.
+    That is done before each lowering, because the user may have added filters meanwhile. Leaving a
+    `warnings.catch_warnings` block also restores the filters from before the block.
     """
     _listen()
     filters = cast(list[Any], warnings.filters)
     if filters[:1] != [_filter]:
-        # Not by `warnings.filterwarnings`, which takes nothing but a regular expression.
+        # Not by `warnings.filterwarnings`, because that accepts only a regular expression.
         with contextlib.suppress(ValueError):
             filters.remove(_filter)
         filters.insert(0, _filter)
@@ -49,9 +53,9 @@ def hide_warning() -> None:
 
 @functools.cache
 def _listen() -> None:
-    """Hide the warning in lowerings without a trace, too, as under `jax.grad` of a warm function.
+    """Hide the warning also if JAX lowers without a trace, as in `jax.grad` of a warm function.
 
-    Called once, by the first trace that hides it.
+    The first trace of a function that hides the warning calls this. Later calls do nothing.
     """
 
     def before_lowering(event: str, *_: Any, **__: Any) -> None:

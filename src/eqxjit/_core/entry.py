@@ -1,7 +1,7 @@
-"""What a call runs: programs, the entry of each structure, and the call itself.
+"""The records of programs, entries and calls: `Program`, `Out`, `Entry` and `Call`.
 
-What belongs to a program is on the `Program`, what belongs to a call is on the `Call`. An `Entry`
-has what all calls of one structure share.
+State of one program is on its `Program`, and state of one call is on its `Call`. An `Entry` has
+what all calls with one spec share.
 """
 
 import dataclasses
@@ -14,27 +14,29 @@ import jax.numpy as jnp
 
 from .._compat import may_raise, native
 from .._diagnostics.description import ArrayPart, Description
-from .._spec.static_key import CONSTANTS, changeable, check_unchanged, interchangeable
+from .._spec.static_key import CONSTANTS, changeable_keys, check_unchanged, interchangeable
 from .._spec.tree import Spec, count_arrays, split
 
 # --- Programs -------------------------------------------------------------------------------------
 
-# C reads the fields of a program without a look-up.
+# With the native back end the fields of a program are C fields, so that C reads them quickly.
 _Base: type = object if native is None else native.Flags
 
 _numbers = itertools.count()
 
 
 class Program(_Base):
-    """What one trace became.
+    """The program that one trace results in.
 
-    The traced function returns it to JAX as the key of its arrays, so that each output comes with
-    the program that made it. JAX keeps it exactly as long as the program, also as a part of outer
-    programs. It holds nothing of the user's, because JAX may keep it for good.
+    The traced function returns this object to JAX as the key of its arrays, so each output tells
+    which program computed it. JAX keeps the object exactly as long as the program, even if the
+    program becomes a part of an outer program. The object refers to nothing of the user's, because
+    JAX may keep it forever.
 
-    - `number`: the program's number, unique in this process.
-    - `unread`: whether nobody knows yet if the program can raise.
-    - `must_wait`: whether each call waits until the program has run, because it can raise.
+    - `number`: a number that no other program in this process has.
+    - `unread`: whether `read` still has to find out if the program can raise.
+    - `must_wait`: whether each call must wait until the program has run. That is so if the program
+        can raise, or if the user asked for it by `block=True`.
     """
 
     __slots__ = ("__weakref__",) if native else ("__weakref__", "must_wait", "number", "unread")
@@ -49,43 +51,47 @@ class Program(_Base):
         self.must_wait = must_wait
 
     def __repr__(self) -> str:
-        # JAX writes it into the program's text, by which its persistent cache finds programs.
+        # The same for all programs. JAX writes it into the text of a program, and its persistent
+        # cache finds programs by their text.
         return "program"
 
     def read(self, lowered: Any) -> None:
-        """Note whether the program can raise, from JAX's lowering of it.
+        """Find out from JAX's lowering of the program whether the program can raise.
 
-        Two threads may both do so, with the same result. Without a lowering (`None`) the program
-        counts as one that can.
+        If the lowering is `None`, the program counts as one that can raise. Two threads may read a
+        program at once, with the same result.
         """
         if lowered is None or may_raise(lowered.compiler_ir("stablehlo")):
             self.must_wait = True
         self.unread = False
 
 
-#: What a traced function returns to JAX: the program, and all arrays of the user's output.
+#: What a traced function returns to JAX: one program, with all arrays of the user's output.
 Output = dict[Program, list[Any]]
 
 
 class Out(NamedTuple):
-    """What a program returns besides arrays.
+    """What a program returns besides arrays: the structure and the static objects of its output.
 
-    - `spec`: the spec of the output, as `split` returns it, but without keys: the user's `hash` and
-        `==` of static objects have no say in outputs.
-    - `statics`: the static objects of the output, with `None` for each that came in.
-    - `slots`: for each of them, the index of the static object that came in (see
-        `Call.all_statics`); -1 for one that the trace made.
+    Some static objects of an output are objects that the call passed in. A later call may pass
+    different objects in their places, and gets its own objects back.
+
+    - `spec`: the spec of the output, as `split` returns it, but with `None` for each static key.
+        So the `hash` and `==` of the user's static objects have no influence on outputs.
+    - `statics`: the static objects of the output, with `None` for each that the call passed in.
+    - `slots`: for each static object of the output, its index in `Call.all_statics` if the call
+        passed it in, or else -1.
     """
 
     spec: Spec
     statics: tuple[Any, ...]
     slots: tuple[int, ...]
 
-    def is_as(self, other: "Out") -> bool:
-        """Return whether the other may stand for it.
+    def is_interchangeable_with(self, other: "Out") -> bool:
+        """Return whether callers can't tell the two apart.
 
-        A static object is compared by identity, because callers get that very object. A constant
-        and a tuple of constants are compared by value.
+        Constants and tuples of constants are compared by value. Other static objects are compared
+        by identity, because callers get the very object.
         """
         return (
             self.slots == other.slots
@@ -95,35 +101,37 @@ class Out(NamedTuple):
 
 
 def _no_key(value: Any) -> None:
-    """Stands for `static_key` in outputs."""
+    """Return `None` as the key of a static object, for specs of outputs."""
 
 
 # --- Entries --------------------------------------------------------------------------------------
 
 
 class _Outs(dict[int, tuple[Out, Any]]):
-    """A dict to which weak references can refer."""
+    """The `outs` of an entry: a dict that supports weak references."""
 
     __slots__ = ("__weakref__",)
 
 
 class Entry:
-    """One structure of a function's calls.
+    """What all calls of a function with one spec share: above all, the `jax.jit` that they call.
 
     - `spec`: the spec of the arguments.
     - `name`: the name of the function.
-    - `jitted`: `jax.jit` of a function of flat arrays.
-    - `n_arrays`: how many arrays that function takes.
-    - `n_fun`: how many of them belong to the function. They come last.
-    - `block`: whether each call waits for its program, as the user asked by `block=True`.
-    - `out`: what the first program returned besides arrays.
-    - `outs`: what each program returns besides arrays, by the program's number, together with the
-        weak reference that removes it when JAX drops the program.
-    - `why_dropped`: why the table dropped the entry, if there is a reason. The traces of the entry
-        share this list.
-    - `watches`: weak references to static objects. They tell the table when an object dies.
-    - `n_hits`: how many calls of the slow path ran a program that was there.
-    - `last_used`: the time of the latest use on the table's clock.
+    - `jitted`: the result of `jax.jit` for a function of flat arrays.
+    - `n_arrays`: the number of arrays that `jitted` takes.
+    - `n_fun`: how many of these arrays belong to the wrapped function. They come last.
+    - `block`: whether each call waits for its program, because the user asked for it by
+        `block=True`.
+    - `hides_donation_warning`: whether JAX's warning about unusable donated buffers is hidden.
+    - `out`: the `Out` of the first program. Missing until a trace has completed.
+    - `outs`: the `Out` of each program, by the number of the program. A weak reference to the
+        program comes with the `Out`, and removes both when JAX drops the program.
+    - `why_dropped`: the reason why the table dropped the entry, if there is one. The traces of the
+        entry share this list, so they learn the reason, too.
+    - `watches`: weak references to static objects. When an object dies, the table drops the entry.
+    - `n_hits`: how many calls of the slow path ran an existing program.
+    - `last_used`: when the entry was last used, by the clock of the table.
     """
 
     jitted: Any
@@ -131,7 +139,7 @@ class Entry:
 
     def __init__(self, spec: Spec, function: Any, n_fun: int):
         self.spec = spec
-        self._static_arrays = changeable(spec)
+        self._static_arrays = changeable_keys(spec)
         self.name: str = function.signature.name
         self.n_fun = n_fun
         self.n_arrays = count_arrays(spec) + n_fun
@@ -144,37 +152,34 @@ class Entry:
         self.last_used = 0
 
     def split_output(self, output: Any, came_in: list[Any]) -> Output:
-        """Return a new program with the arrays of an output, and remember the rest of the output.
+        """Return a new program with the arrays of an output, and remember the program's `Out`.
 
-        `came_in` are all static objects of the call.
+        `came_in` are all static objects of the call (`Call.all_statics`).
         """
-        # The trace is over, so what it read of the arrays that its program compiled in is known.
+        # The user's function has just returned. If it, or another thread, has changed a static
+        # array meanwhile, the program may have compiled in other numbers than the key says.
         check_unchanged(self._static_arrays)
         spec, arrays, statics = split(output, is_input=False, key_of=_no_key)
-        places: dict[int, list[int]] = {}
-        for place, value in enumerate(came_in):
-            if type(value) not in CONSTANTS:
-                places.setdefault(id(value), []).append(place)
-        slots = []
-        for value in statics:
-            # One object may have come in at several places, where another call has several equal
-            # ones. Each goes back to its own place, as in a model that is passed and returned.
-            here = places.get(id(value), [-1])
-            slots.append(here.pop(0) if len(here) > 1 else here[0])
-        made_here = [v if slot < 0 else None for v, slot in zip(statics, slots, strict=True)]
-        out = Out(spec, tuple(made_here), tuple(slots))
-        # Another thread may be first.
+        slots = _slots(statics, came_in)
+        # The objects that the call passed in aren't kept: they may die before the program.
+        kept = [v if slot < 0 else None for v, slot in zip(statics, slots, strict=True)]
+        out = Out(spec, tuple(kept), slots)
+        # By `setdefault`, because another thread may be first. If the two are interchangeable, only
+        # the first is kept, so that generated Python can compare them by identity.
         first = self.__dict__.setdefault("out", out)
         program = Program(self.block)
-        self._remember(program, first if out.is_as(first) else out)
-        # A program without an output could not be waited for.
+        self._remember(program, first if out.is_interchangeable_with(first) else out)
+        # A call waits for its program by waiting for an array. So a program whose output has no
+        # array returns an additional array, which the user doesn't get.
         return {program: arrays or [jnp.zeros((), bool)]}
 
     def _remember(self, program: Program, out: Out) -> None:
-        outs_ref, number = weakref.ref(self.outs), program.number
+        """Keep the `Out` of a program until JAX drops the program."""
+        number = program.number
+        # Weak, because `outs` holds `forget`: a cycle would keep the user's objects alive until
+        # garbage collection.
+        outs_ref = weakref.ref(self.outs)
 
-        # It refers weakly to what holds it: a cycle would keep the user's objects until garbage
-        # collection.
         def forget(_: Any) -> None:
             outs = outs_ref()
             if outs is not None:
@@ -183,24 +188,40 @@ class Entry:
         self.outs[number] = out, weakref.ref(program, forget)
 
 
+def _slots(statics: list[Any], came_in: list[Any]) -> tuple[int, ...]:
+    """Return the `slots` of an `Out`: the index in `came_in` of each static object, or -1."""
+    places: dict[int, list[int]] = {}
+    for place, value in enumerate(came_in):
+        if type(value) not in CONSTANTS:
+            places.setdefault(id(value), []).append(place)
+    slots = []
+    for value in statics:
+        # One object may have come in at several places, where another call passes several equal
+        # objects. If the object is returned as often, as in a model that is passed and returned,
+        # each object goes back to its own place.
+        left = places.get(id(value), [-1])
+        slots.append(left.pop(0) if len(left) > 1 else left[0])
+    return tuple(slots)
+
+
 # --- Calls ----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """One call of a wrapper, taken apart.
+    """One call of a wrapper: its arguments, bound and split, and what is known of its program.
 
-    - `function`: the `Function` of `table.py` that is called, without its arrays.
+    - `function`: the called `Function` (see `table.py`), which is without its arrays.
     - `fun_arrays`: the arrays of that function.
     - `args`, `kwargs`: the arguments, bound to the function's parameters.
     - `spec`, `arrays`, `statics`: what `split` returns for `(args, kwargs)`.
     - `entry`: the entry of the spec.
-    - `is_staged`: whether the function is lowered rather than run.
-    - `trace`: the diagnostics' record of the latest trace that JAX has made in this call; `None` if
-        JAX has made none.
+    - `is_staged`: whether the function is only lowered or exported, rather than run.
+    - `trace`: the diagnostics' record of the latest trace in this call; `None` if JAX traced
+        nothing in it. The core doesn't read the record.
     - `is_traced`: whether the user's function returned in that trace.
-    - `program`: the program that ran, or that was lowered; `None` until that is known.
-    - `jaxpr`, `lowered`: that program as JAX traced and lowered it, if it was read in this call.
+    - `program`: the program that ran, or that was lowered; `None` until the program is known.
+    - `jaxpr`, `lowered`: the program as JAX traced and lowered it, if this call has read it.
     """
 
     function: Any
@@ -220,27 +241,30 @@ class Call:
 
     @functools.cached_property
     def description(self) -> Description:
-        """The parts of the arguments by path. Made before the user's function can change any."""
+        """The parts of the arguments by path.
+
+        A trace reads this before the user's function can change an argument.
+        """
         return self.function.table.history.describe(self)
 
     @property
     def array_paths(self) -> tuple[str, ...] | None:
-        """The path of each array; `None` if the call can't be described."""
+        """The path of each array in `flat`; `None` if the call can't be described."""
         paths = [row.path for row in self.description if isinstance(row.part, ArrayPart)]
         if self.function.keeps_arrays:
-            # The description leaves these arrays out, because they are the same in every call.
+            # Such a function has the same arrays in every call, so the description omits them.
             paths += ["fun"] * len(self.fun_arrays)
         return tuple(paths) if len(paths) == len(self.flat) else None
 
     @property
     def flat(self) -> list[Any]:
-        """All arrays in JAX's order: first those of the arguments, then those of the function."""
+        """All arrays, in the order in which JAX takes them: the arguments' arrays come first."""
         return [*self.arrays, *self.fun_arrays]
 
     @property
     def all_statics(self) -> list[Any]:
-        """All static objects: first those of the function, then those of the arguments.
+        """All static objects: first the function's, and then the arguments'.
 
-        The slots of an `Out` are indices into this list.
+        The slots of an `Out` are indices of this list.
         """
         return [*self.function.statics, *self.statics]

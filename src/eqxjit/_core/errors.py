@@ -1,8 +1,8 @@
-"""The error path: says which argument is at fault, and words runtime errors as Equinox does."""
+"""Clearer errors: they name the argument at fault. Runtime errors are worded as in Equinox."""
 
 import collections
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -12,17 +12,18 @@ from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 
 from .._compat import CALLBACK_ERROR_NAME, last_runtime_error, runtime_error_text
-from .._spec.tree import DICT, MODULE, NODE, failed_levels, read_node
+from .._spec.tree import DICT, MODULE, NODE, FailedLevel, failed_levels, read_node
 from .._text import short
-from .traced import is_disabled
+from .traced import is_jit_disabled
 
-# What Equinox's callback raises: the user's message, and then a long explanation.
+# Finds the user's message in the text of JAX's error. The callback's error holds the message, and
+# then a long explanation.
 _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)
 
 
 def runtime_error(error: BaseException) -> BaseException | None:
-    """Return the error that a user of `eqx.error_if` should see, if `error` stems from one."""
-    # Not `isinstance`: JAX raises no subclasses, users do.
+    """Return Equinox's error with the user's message, if an `eqx.error_if` caused `error`."""
+    # Not `isinstance`, because users raise subclasses, and JAX doesn't.
     if type(error) not in (JaxRuntimeError, ValueError):
         return None
     text = _text_of(error)
@@ -30,76 +31,86 @@ def runtime_error(error: BaseException) -> BaseException | None:
         return None
     message, stack = last_runtime_error()
     if message is None or f"{CALLBACK_ERROR_NAME}: {message}" not in text:
-        # Equinox keeps one error for all threads, and another one's came in between; or none.
+        # Equinox keeps the latest error of all threads. It may be that of a different thread, or
+        # missing in a new release.
         found = _MESSAGE.search(text)
         if found is None:
             return None
-        message, stack = found[1], []
-    # It runs outwards; what is outside of the outermost jitted call, marked by bytes, is left out.
-    end = max([i for i, part in enumerate(stack) if isinstance(part, bytes)], default=len(stack))
-    shown = "".join(reversed([part for part in stack[:end] if isinstance(part, str)]))
+        message = found[1]
+        stack = []
+    # The stack has frames as strings, innermost first, and marks where jitted functions begin by
+    # bytes. Like Equinox, show the frames inside of the outermost jitted function.
+    marks = [i for i, part in enumerate(stack) if isinstance(part, bytes)]
+    frames = [part for part in stack[: max(marks, default=len(stack))] if isinstance(part, str)]
+    shown = "".join(reversed(frames))
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
 
 
 def _text_of(error: BaseException) -> str:
-    """Return the text of an error of JAX's; what holds anything else is the user's."""
+    """Return the text of an error of JAX; empty if its argument isn't a string, as JAX's is."""
     return error.args[0] if error.args and isinstance(error.args[0], str) else ""
 
 
-# How XLA and JAX begin to say that a buffer was deleted.
+# How the errors of XLA and JAX for a deleted buffer begin.
 _DELETED = ("INVALID_ARGUMENT: Invalid buffer passed", "Array has been deleted")
 
 
 def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> BaseException | None:
-    """Return the error for an array that was refused, if `error` is JAX's or XLA's for one."""
-    kind = type(error)
-    # Not `isinstance`: users raise subclasses.
-    if kind not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
+    """Return an error that names the array at fault, if JAX or XLA rejected an array by `error`.
+
+    `arrays` are all arrays of the call, with their paths.
+    """
+    cls = type(error)
+    # Not `isinstance`, because users raise subclasses, and JAX doesn't.
+    if cls not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
         return None
     text = _text_of(error)
-    # XLA says it in several ways, and counts flat arguments.
-    is_twice = "Attempt to " in text and "donate" in text
+    # XLA words this error in several ways, and names arrays only by a flat index.
+    is_donated_twice = "Attempt to " in text and "donate" in text
     paths: dict[int, str] = {}
     for path, leaf in arrays:
         if issubclass(type(leaf), (np.ndarray, np.generic)):
             try:
                 jax.typeof(leaf)
             except (TypeError, ValueError) as why:
-                return kind(
-                    f"The array `{path}` can't be traced: {why} Pass a plain array of "
-                    "numbers; or something static, such as a tuple of its items."
+                return cls(
+                    f"The array `{path}` can't be traced: {why} Pass a plain array of numbers, or "
+                    "pass a static value, such as a tuple of the array's items."
                 )
         elif issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
             if text.startswith(_DELETED) and leaf.is_deleted():
-                return kind(
-                    f"The array `{path}` has been deleted, mostly by being donated to an earlier "
-                    "call, or to this one, where `jax_debug_nans` or `infs` has found something. "
-                    "Use the earlier call's result in its place, or don't donate it."
+                return cls(
+                    f"The array `{path}` has been deleted. Mostly it was donated to an earlier "
+                    "call; then use the result of that call instead, or don't donate the array. "
+                    "With `jax_debug_nans` or `jax_debug_infs` it may have been donated to this "
+                    "call, whose result has a NaN or an infinity."
                 )
-            if is_twice and (first := paths.setdefault(id(leaf), path)) != path:
-                return kind(
-                    f"`{first}` and `{path}` are the same array, which is donated: its buffer can "
-                    f"be reused only once. Pass `jnp.copy` of it as `{path}`, or don't donate it."
+            if is_donated_twice and (first := paths.setdefault(id(leaf), path)) != path:
+                return cls(
+                    f"`{first}` and `{path}` are the same array. It is donated, and its buffer can "
+                    f"be reused only once. Pass `jnp.copy` of the array as `{path}`, or don't "
+                    "donate the array."
                 )
     return None
 
 
 def raise_instead(clearer: BaseException | None, cause: BaseException | None = None) -> None:
-    """Raise an error in place of the one that is handled, unless it is None."""
+    """Raise `clearer` in place of the error that is being handled; do nothing if it is `None`."""
     __tracebackhide__ = True
     if clearer is None:
         return
     try:
         raise clearer from cause
     finally:
-        # Its traceback has this frame: what the frames around hold would wait for the collector.
+        # The traceback of `clearer` refers to this frame, so a local name would be a cycle. It
+        # would keep all that the frames refer to alive until garbage collection.
         del clearer, cause
 
 
 def drop_unused(call: Any) -> None:
-    """Drop the entry of a call that raised, if no trace of it has ended well.
+    """Drop the entry of a call that raised, if no trace of the entry has completed.
 
-    It would count, and might take the place of an entry that serves.
+    Otherwise the useless entry would count towards `maxsize`, and might displace a useful entry.
     """
     entry, table = call.entry, call.function.table
     if not hasattr(entry, "out") and table.entries.get(entry.spec) is entry:
@@ -107,63 +118,91 @@ def drop_unused(call: Any) -> None:
 
 
 def raise_clearer(error: BaseException, call: Any) -> None:
-    """Raise a clearer error than a call raised, if there is one."""
+    """Raise a clearer error than the one that a call raised, if there is a clearer error."""
     __tracebackhide__ = True
-    # What the user's function raises while it is traced is never replaced.
+    # An error that the user's function raises while it is traced is never replaced.
     if not isinstance(error, Exception) or (call.trace is not None and not call.is_traced):
         return
     raise_instead(runtime_error(error))
-    # Under `jax.disable_jit` the error is the function's own.
-    paths = None if is_disabled() else call.array_paths
+    # Under `jax.disable_jit` the user's function has raised the error itself.
+    paths = None if is_jit_disabled() else call.array_paths
     if paths is not None:
         raise_instead(array_error(error, zip(paths, call.flat, strict=True)))
 
 
 def split_error(error: Exception, named: list[tuple[str, Any]]) -> ValueError | None:
-    """Return a clearer error than `split` raised, if that is Python's or JAX's.
+    """Return a clearer error than the `error` that `split` raised, if there is one.
 
-    `named` are parts of the tree with their names, with which paths begin.
+    `named` are parts of the tree, with the names with which their paths begin.
     """
     levels = failed_levels(error)
-    # Not `isinstance`: users raise subclasses, and a signal handler others.
+    # Not `isinstance`, because users raise subclasses, and signal handlers raise other errors.
     if type(error) not in (TypeError, ValueError, RecursionError):
         return None
-    path = ""
-    paths: dict[int, str] = {}
-    for level in reversed(levels):
-        value = level.value
-        path = path or next((name for name, each in named if each is value), "")
-        if id(value) in paths and isinstance(error, RecursionError):
-            return ValueError(
-                f"`{paths[id(value)]}` contains itself, so it isn't a tree. Keep references to "
-                "a parent out of the pytree, or make them static."
-            )
-        if path and level.spec:
-            paths[id(value)] = path
-            path += _label(value, *level.spec)
-    if not path or isinstance(error, RecursionError):
-        # The user's functions have taken the stack, or a deep tree has.
+    if type(error) is RecursionError:
+        return _error_for_cycle(_with_paths(levels, named))
+    located = [*_with_paths(levels, named)]
+    path, level = located[-1] if located else ("", None)
+    if not path or level is None:
         return None
-    value = levels[0].value
-    if levels[0].is_static:
-        return ValueError(
-            f"The static value `{path}` of type `{type(value).__name__}` can't be hashed: "
-            f"{type(error).__name__}: {error}. Everything that isn't an array is static, and "
-            "static values must be hashable and comparable: make it an array, a tuple, a frozenset "
-            "or a frozen dataclass."
-        )
-    if type(value) in (dict, collections.defaultdict):
-        return ValueError(
-            f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
-            f"{', '.join(map(short, value))}. Use keys of one type, or an `OrderedDict`."
-        )
+    if level.is_static:
+        return _error_for_hash(path, level.value, error)
+    if type(level.value) in (dict, collections.defaultdict):
+        return _error_for_keys(path, level.value)
     return None
 
 
-def _label(value: Any, kind: int, cls: type, aux: Any, *before: Any) -> str:
-    """Return what a node's path is followed by in the path of the child that comes next.
+def _with_paths(
+    levels: list[FailedLevel], named: list[tuple[str, Any]]
+) -> Iterator[tuple[str, FailedLevel]]:
+    """Yield each level with its path, outermost first.
 
-    The arguments after `value` are the node's spec, up to and without that child.
+    Paths begin at the first level whose value is in `named`. Levels outside of it have the path "".
+    """
+    path = ""
+    for level in reversed(levels):
+        path = path or next((name for name, each in named if each is level.value), "")
+        yield path, level
+        if path and level.spec:
+            path += _label(level.value, *level.spec)
+
+
+def _error_for_cycle(located: Iterable[tuple[str, FailedLevel]]) -> ValueError | None:
+    """Return an error if a node among these levels contains itself, or else `None`."""
+    paths: dict[int, str] = {}
+    for path, level in located:
+        if id(level.value) in paths:
+            return ValueError(
+                f"`{paths[id(level.value)]}` contains itself, so it isn't a tree. Keep references "
+                "to a parent out of the pytree, or make them static."
+            )
+        if path and level.spec:
+            paths[id(level.value)] = path
+    # The tree is very deep, or the user's own code has used up the stack.
+    return None
+
+
+def _error_for_hash(path: str, value: Any, error: Exception) -> ValueError:
+    return ValueError(
+        f"The static value `{path}` of type `{type(value).__name__}` can't be hashed: "
+        f"{type(error).__name__}: {error}. Everything that isn't an array is static, and static "
+        "values must be hashable and comparable. Make this value an array, a tuple, a frozenset "
+        "or a frozen dataclass."
+    )
+
+
+def _error_for_keys(path: str, value: dict[Any, Any]) -> ValueError:
+    return ValueError(
+        f"The keys of the dict `{path}` can't be sorted, but JAX sorts the keys of dicts: "
+        f"{', '.join(map(short, value))}. Use keys of one type, or an `OrderedDict`."
+    )
+
+
+def _label(value: Any, kind: int, cls: type, aux: Any, *before: Any) -> str:
+    """Return what the path of a node's child adds to the path of the node, such as `.weight`.
+
+    The arguments after `value` are the spec of the node up to that child, without the child. So
+    `before` are the specs of the children before it.
     """
     i = len(before)
     if kind == NODE:

@@ -1,8 +1,8 @@
-"""Calls in flight: those that JAX is making in a thread right now.
+"""Calls in flight: calls for which a thread is inside a jitted function right now.
 
 A trace compiles in the static objects of the call in flight, because an equal object of an earlier
-call may have changed since. Each thread has a stack of calls in flight. C keeps it with the native
-back end, and generated Python without.
+call may have changed since. Each thread has a stack of calls in flight. With the native back end C
+keeps this stack. Without it, generated Python does.
 """
 
 from typing import Any
@@ -11,25 +11,33 @@ from .._compat import native
 from .entry import Call, Entry
 
 if native is not None:
-    make, in_flight = native.run, native.in_flight
+    call_in_flight = native.run
+    in_flight = native.in_flight
 
 else:
     from .._fast.writer import call_of
     from .._fast.writer import in_flight as _stack
 
-    def make(call: Call, action: Any, *arrays: Any) -> Any:
-        """Call a jitted function, or its `lower`, with the arrays of a call in flight."""
+    def call_in_flight(call: Call, jitted: Any, *arrays: Any) -> Any:
+        """Return `jitted(*arrays)`; meanwhile `call` is this thread's innermost call in flight.
+
+        `jitted` is a jitted function, or a method of one, such as `lower`.
+        """
         __tracebackhide__ = True
         calls = _stack.calls
-        n = len(calls)
+        n_before = len(calls)
         try:
             calls.append([call.entry, None, call])
-            return action(*arrays)
+            return jitted(*arrays)
         finally:
-            del calls[n:]
+            # Not `pop`, because a signal handler may have raised before `append` was done.
+            del calls[n_before:]
 
     def in_flight(entry: Entry | None = None) -> Call | None:
-        """Return this thread's innermost call in flight, of an entry or of any; or None."""
+        """Return this thread's innermost call in flight, or `None`.
+
+        With an `entry`, calls of other entries are passed over.
+        """
         for record in reversed(_stack.calls):
             if entry is None or record[0] is entry:
                 return call_of(record)

@@ -1,4 +1,4 @@
-"""The options of `filter_jit`, checked once, when a function is wrapped."""
+"""The options of `filter_jit`. They are checked once, when a function is wrapped."""
 
 import difflib
 import inspect
@@ -21,8 +21,8 @@ class JitOptions(TypedDict, total=False):
     compiler_options: dict[str, Any] | None
 
 
-# What to write instead of the options of `jax.jit` that `filter_jit` decides itself. Upstream
-# rejects them, too.
+# Options of `jax.jit` that `filter_jit` sets itself or can't support, with what to do instead.
+# Equinox rejects them, too.
 _STATIC = "Everything but arrays is static. Pass a number that varies as an array."
 _DONATE = 'Donate arrays by `donate="all"` or `donate="all-except-first"`.'
 _INSTEAD = {
@@ -36,13 +36,17 @@ _INSTEAD = {
 
 
 class Options(NamedTuple):
-    """The options of one `filter_jit`, each as the argument of that name."""
+    """The options of one `filter_jit`.
+
+    - `donate`, `block`, `maxsize`, `max_traces`: the arguments of `filter_jit` with these names.
+    - `jit_arguments`: the options of `jax.jit`, with their names. They are sorted, because their
+        order makes no difference.
+    """
 
     donate: Donate = "none"
     block: bool = False
     maxsize: int | None = 1024
     max_traces: int | None = None
-    # The options of `jax.jit`, sorted by name, because their order makes no difference.
     jit_arguments: tuple[tuple[str, Any], ...] = ()
 
 
@@ -53,13 +57,18 @@ _WAYS_TO_DONATE = get_args(Donate)
 def check_options(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, jit_arguments: Mapping[str, Any]
 ) -> Options:
-    """Return the options; raise for a value that an option can't have, as upstream does."""
+    """Return the options of a `filter_jit`.
+
+    **Raises:**
+
+    - `TypeError` or `ValueError`, if an option is unknown or can't have its value.
+    """
     if not isinstance(donate, str) or donate not in _WAYS_TO_DONATE:
         ways = ", ".join(map(repr, _WAYS_TO_DONATE))
         raise ValueError(f"`filter_jit(..., donate=...)` must be one of {ways}; got {donate!r}.")
     if block not in (True, False):
         raise ValueError(f"`filter_jit(..., block=...)` must be True or False; got {block!r}.")
-    # Checked here, because a wrong bound would show at the thousandth call.
+    # Without this check, a wrong bound would show only after a thousand calls.
     for name, count in (("maxsize", maxsize), ("max_traces", max_traces)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
             raise TypeError(f"`{name}` must be None or an int, at least 1; got {count!r}.")
@@ -74,7 +83,10 @@ def check_options(
 
 
 def _check_jit_arguments(jit_arguments: Mapping[str, Any]) -> None:
-    """Raise where a function is wrapped, as upstream does, rather than at its first call."""
+    """Raise an error if `jax.jit` rejects one of these options.
+
+    So the error is raised where the function is wrapped, as in Equinox, and not by its first call.
+    """
     try:
         jax.jit(lambda: None, **jit_arguments)
     except TypeError:

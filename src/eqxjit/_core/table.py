@@ -1,4 +1,4 @@
-"""What `filter_jit` keeps of a function: itself without its arrays, and its table of entries."""
+"""What `filter_jit` keeps for a function: the `Function`, without its arrays, and its `Table`."""
 
 import collections
 import contextlib
@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from .._compat import MISSING
+from .._compat import MISSING, native
 from .._diagnostics.history import History
+from .._fast.make import PythonFast
 from .._fast.signature import Signature
+from .._fast.writer import TooLarge
 from .._places import Place, place_of, wrapped_by
-from .._spec.static_key import changeable, referents, static_key
-from .._spec.tree import Parts, Spec, combine, split
+from .._spec.static_key import changeable_keys, referents, static_key
+from .._spec.tree import DICT, Parts, Spec, combine, split
 from .._text import short
 from .entry import Entry
 from .errors import raise_instead, split_error
@@ -41,11 +43,11 @@ _MAX_TABLES = 128
 class CacheInfo(NamedTuple):
     """The state of a function's cache, in the manner of `functools.lru_cache`.
 
-    - `entries`: static structures that are compiled.
+    - `entries`: the number of static structures for which compiled programs are kept.
     - `traces`: how often the function was traced, also for entries that were dropped since.
-    - `maxsize`: how many entries there are at most; `None` for any number.
-    - `hits`: calls that ran an existing program. Calls that raised don't count, nor do those of
-        `f.lower(...).compile()`; those under `jax.disable_jit` may.
+    - `maxsize`: the largest number of entries that are kept; `None` for no limit.
+    - `hits`: how many calls ran an existing program. Calls that raised an error don't count, and
+        neither do calls of `f.lower(...).compile()`. Calls under `jax.disable_jit` may count.
     """
 
     entries: int
@@ -76,11 +78,11 @@ class Table:
     """The entries of one function under one set of options, shared by all wrappers with these.
 
     - `signature`, `options`: the signature of the function, and the options.
-    - `history`: the traces of the function.
+    - `history`: the history of the function's traces.
     - `entries`: the entry of each spec. To look an entry up may run the `==` of a user's static
         object, so no lock is held meanwhile.
-    - `fasts`: the fast paths; the one that was hit or added last comes first. C walks this list
-        itself and moves a fast path that it hits to the front. Python therefore walks copies.
+    - `fasts`: the fast paths. The fast path that was hit or added last comes first. C walks this
+        list itself, and moves a fast path that it hits to the front. So Python walks copies.
     - `linked`: without C, weak references to the handlers of wrappers that call all `fasts`.
     - `n_hits`: the hits of entries that were dropped, and of fast paths that were removed.
     """
@@ -116,8 +118,8 @@ class Table:
         added = self.entries.setdefault(entry.spec, entry)
         if added is entry:
             entry.watches = watch(self, entry.spec)
-        # A call of a fast path doesn't set `last_used`. It shows as a hit and, in C, in the order
-        # of the list.
+        # A call of a fast path doesn't set `last_used`. It only counts as a hit of the fast path
+        # and, in C, changes the order of the list.
         for fast in self.fasts[::-1]:
             if fast.hits > fast.hits_before:
                 fast.hits_before = fast.hits
@@ -141,10 +143,11 @@ class Table:
             self.remove_fast(entry)
 
     def forget(self, spec: Spec) -> None:
-        """Drop the entry of a spec soon: called when an object dies, in the middle of anything.
+        """Drop the entry of a spec now or soon, because an object that the spec refers to has died.
 
-        It doesn't wait for the lock, because two threads might each hold the lock of a table while
-        an object of the other's table dies. Whoever holds the lock drops the entry.
+        An object may die in the middle of anything, so this must not wait for the lock. Two threads
+        might each hold the lock of one table while an object of the other table dies. If the lock
+        is taken, the thread that holds it drops the entry.
         """
         self._dead.append(spec)
         self._drop_dead()
@@ -161,7 +164,7 @@ class Table:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold the lock of the fast paths; then drop the entries that were to wait for it."""
+        """Hold the lock of the fast paths; then drop the entries that had to wait for the lock."""
         with self._lock:
             yield
         self._drop_dead()
@@ -178,7 +181,7 @@ class Table:
     def wants_fast(self, entry: Entry) -> bool:
         """Return whether an entry that was found or added just now should get a fast path."""
         fasts = self.fasts[:]
-        # To make a fast path takes as long as some calls of the slow path, so not each call does.
+        # Creating a fast path takes as long as a few calls of the slow path, so only some calls do.
         if len(fasts) >= MAX_FAST and entry.last_used % _CALLS_PER_TURN:
             return False
         return all(fast.entry is not entry for fast in fasts)
@@ -218,6 +221,27 @@ class Table:
         return CacheInfo(len(self.entries), self.history.n_traces, self.options.maxsize, hits)
 
 
+def fast_path(call: Any) -> Any | None:
+    """Return a fast path for calls like this one, which the slow path has run.
+
+    `None` if a fast path can't serve such calls. The fast path may not match this very call any
+    more, because its function may have changed an argument in place. The slow path then serves the
+    next such call, too.
+    """
+    entry = call.entry
+    if call.spec[4][0] != DICT:
+        # The name of a keyword argument is an object of a subclass of `str`.
+        return None
+    if native is not None:
+        specs, n_statics = call.spec[3:], len(call.statics)
+        sizes = n_statics, entry.n_arrays, entry.n_fun
+        return native.Fast(entry, entry.jitted, *specs, entry.outs, *sizes)
+    try:
+        return PythonFast(call.function, entry)
+    except TooLarge:
+        return None
+
+
 # --- Functions ------------------------------------------------------------------------------------
 
 
@@ -226,9 +250,11 @@ class Function:
 
     - `spec`, `statics`: what `split` returns for the function, besides its arrays.
     - `options`: the options of `filter_jit`.
-    - `keeps_arrays`: whether its arrays are never donated. Such a function has a table of its own.
+    - `keeps_arrays`: whether the arrays of the function are never donated, because it is frozen.
+        Such a function has a table of its own.
     - `key`: equal for functions that may share a table.
-    - `table`: the table of its entries; `signature`: the signature in it.
+    - `table`: the table of the function's entries.
+    - `signature`: the signature of the function, as in the table.
     - `attributes`: the attributes that a wrapper copies from the function, as
         `functools.update_wrapper` does.
     """
@@ -241,10 +267,11 @@ class Function:
         options: Options,
         table: Table | None = None,
     ):
-        # Wrappers with equal keys share programs, and no call compares what the function holds. So
-        # a static array, which its owner may change before a later trace, equals itself alone.
-        for array in changeable(spec):
-            array.identify()
+        # Wrappers with equal keys share programs, and no call compares the objects that the
+        # function holds. A static array may change in place before a later trace, so it equals
+        # itself alone.
+        for key in changeable_keys(spec):
+            key.compare_by_identity()
         self.spec = spec
         self.statics = tuple(statics)
         self.options = options
@@ -289,7 +316,8 @@ class Function:
 def names_of(fun: Any) -> tuple[str, str]:
     """Return the name and qualified name of a callable, for programs and errors.
 
-    They are those of the function that the callable wraps. For an instance, they are its class's.
+    Both are taken from the function that the callable wraps or, if there is no such function, from
+    the class of the callable.
     """
     below = fun
     for below in wrapped_by(fun):
@@ -301,18 +329,21 @@ def names_of(fun: Any) -> tuple[str, str]:
 
 
 def split_named(tree: Any, named: Callable[[], list[tuple[str, Any]]], *options: Any) -> Parts:
-    """Return `split(tree, *options)`. An error names the part at fault, below one of `named()`."""
+    """Return `split(tree, *options)`. An error names the part at fault by its path.
+
+    `named()` returns parts of the tree with the names with which paths begin.
+    """
     __tracebackhide__ = True
     try:
         return split(tree, *options)
     except Exception as error:
-        # It comes from the user's flatten or `__hash__`, or from JAX for the keys of a dict.
+        # The user's flatten or `__hash__` has raised, or JAX can't sort the keys of a dict.
         raise_instead(split_error(error, named()), error)
         raise
 
 
-def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
-    """Return a function without its arrays, and these arrays."""
+def split_function(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
+    """Split a callable: return it as a `Function`, which is without its arrays, and its arrays."""
     if not callable(fun):
         hint = ""
         if isinstance(fun, (classmethod, property)):
@@ -324,18 +355,19 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
 
 # --- Where functions keep their tables ------------------------------------------------------------
 
-# The name under which a function has its tables in its `__dict__`. That is a plain cycle, which
-# Python frees. A `WeakKeyDictionary` whose values refer to their keys would never free them. A
-# pickle of the function by value contains this name with `None` as the value, so the name doesn't
-# refer to eqxjit, which the reader of the pickle may not have.
+# The name under which a function has its tables in its `__dict__`. The function and its tables then
+# form a plain cycle, which Python frees. A `WeakKeyDictionary` would never free them, because its
+# values would refer to its keys. A pickle of the function by value contains this name with `None`
+# as the value. So the name doesn't mention eqxjit, which the reader of the pickle may not have.
 _ATTRIBUTE = "__jit_tables__"
 
 
 class _Tables:
-    """The tables of one function: one for each form in which it is wrapped.
+    """The tables of one function: one for each form in which the function is wrapped.
 
     - `owner`: a weak reference to the function; `None` for the tables of all other callables.
-    - `by_key`: each table, with the weak references whose death drops it.
+    - `by_key`: each table by its key, with weak references to the objects that the key refers to.
+        When one of these objects dies, the table is dropped.
     """
 
     def __init__(self, owner: object | None):
@@ -343,7 +375,7 @@ class _Tables:
         self.by_key: dict[Hashable, tuple[Table, Any]] = {}
 
     def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
-        """Return the table of a key. If there is none, `make` makes one."""
+        """Return the table of a key. If there is none, add the table that `make` returns."""
         # Without a lock, because comparing keys may run a user's `==`.
         found = self.by_key.get(key)
         if found is None:
@@ -357,8 +389,8 @@ class _Tables:
         self.by_key.pop(key, None)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # Called when a function is pickled by value, and when its `__dict__` is copied. Compiled
-        # programs aren't copied, so the copy has `None` instead.
+        # Called if a function is pickled by value, or if its `__dict__` is copied. Compiled
+        # programs can't be copied, so the copy has `None` instead of tables.
         return type(None), ()
 
 
@@ -374,7 +406,7 @@ def _tables_of(fun: Any) -> _Tables:
         return _shared
     with _lock:
         tables = vars(innermost).get(_ATTRIBUTE)
-        # `functools.wraps` copies a function's `__dict__` to another one.
+        # `functools.wraps` copies the `__dict__` of a function to its wrapper, tables included.
         if tables is None or tables.owner() is not innermost:
             tables = vars(innermost)[_ATTRIBUTE] = _Tables(innermost)
         return tables

@@ -1,4 +1,4 @@
-"""The function that JAX traces for one entry, in the middle of whatever call needs it."""
+"""The function that JAX traces for an entry, in the middle of the first call that needs it."""
 
 import inspect
 import weakref
@@ -8,10 +8,9 @@ from typing import Any
 import jax
 
 from .._compat import debug_info, is_staging
-from .._diagnostics import events
+from .._diagnostics import events, size
 from .._places import CallSite
-from .._spec.arrays import has_tracers
-from .._spec.tree import combine, count_arrays
+from .._spec.tree import combine, count_arrays, has_tracers
 from . import donation
 from .entry import Call, Entry, Output
 from .in_flight import in_flight
@@ -23,16 +22,23 @@ events.listen(in_flight)
 
 
 class NotInFlight(RuntimeError):
-    """JAX asks for a trace outside of any call: its caches no longer hold one that it had."""
+    """JAX called a traced function while its entry has no call in flight.
+
+    That happens if JAX looks for a program whose trace is no longer in its caches.
+    """
 
 
 class TracedFunction:
-    """The function that JAX traces: it rebuilds the arguments of the call in flight, and calls.
+    """The function of flat arrays that is passed to `jax.jit` for an entry.
 
-    It refers to nothing of the user's, because JAX keeps what it jits longer than its user does.
+    When JAX calls it, it combines the arguments of the call in flight, and calls the user's
+    function with them.
+
+    - `entry_ref`: a weak reference to the entry. The traced function refers to nothing of the
+        user's, because JAX keeps it for longer than the user keeps the function.
     """
 
-    # Asked for by JAX each time, and slow to find out.
+    # Set here, because JAX asks for the signature often, and `inspect` is slow to compute it.
     __signature__ = inspect.signature(lambda *leaves: None)
 
     def __init__(self, name: str, site: CallSite | None, entry: Entry):
@@ -42,13 +48,13 @@ class TracedFunction:
         self._debug_info: Any = None
         if site is not None:
             self._source += f" at {site.filename}:{site.line}"
-            # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
+            # Some parts of JAX don't ask for `__fun_debug_info__`, and read the place off the code.
             code = (lambda: None).__code__
             self.__code__ = code.replace(co_filename=site.filename, co_firstlineno=site.line)
 
     @property
     def __fun_debug_info__(self) -> Any:
-        """JAX's record of the names of the function and its arguments; None to leave it to JAX."""
+        """The names of the function and its arguments, for JAX; `None` to let JAX name them."""
         if self._debug_info is None:
             entry = self.entry_ref()
             call = None if entry is None else in_flight(entry)
@@ -61,17 +67,21 @@ class TracedFunction:
         call = None if entry is None else in_flight(entry)
         if entry is None or call is None:
             raise NotInFlight
-        # Without arrays, no tracer shows whether this is a trace.
-        if has_tracers(leaves) or (not leaves and is_staging() and not is_disabled()):
+        is_trace = has_tracers(leaves)
+        if not leaves:
+            # There is no tracer by which to recognise a trace.
+            is_trace = is_staging() and not is_jit_disabled()
+        if is_trace:
             return _trace(entry, call, leaves)
-        # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced; and with
-        # `jax_debug_nans` JAX runs the function that made a NaN again, on the arrays themselves.
+        # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced. With
+        # `jax_debug_nans`, JAX calls a function whose program returned a NaN once more, on arrays.
         return _run(entry, call, leaves)
 
 
 def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
+    """Run the user's function on tracers, and record that as a trace of the call."""
     call.is_traced = False
-    # It raises if the function may not be traced any more.
+    # `tracing` raises if the function has reached its `max_traces`.
     with call.function.table.history.tracing(call) as call.trace:
         output = _run(entry, call, leaves)
     call.is_traced = True
@@ -82,7 +92,7 @@ def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
 
 def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     """Run the user's function on these arrays and on the static objects of the call in flight."""
-    # Equinox looks for this name on the stack, to tell where the jitted part begins.
+    # Equinox looks for this name on the stack to find where a jitted function begins.
     __equinox_jit_id__ = b"eqxjit"  # noqa: F841
     n = entry.n_arrays - entry.n_fun
     fun = call.function.combine(leaves[n:])
@@ -90,44 +100,56 @@ def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     return entry.split_output(fun(*args, **kwargs), call.all_statics)
 
 
-def is_disabled() -> bool:
+size.begin_stacks_at(_run.__code__)
+
+
+def is_jit_disabled() -> bool:
     """Return whether `jax.disable_jit` is in force."""
     return jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
 def new_entry(function: Any, spec: Any, n_fun: int) -> Entry:
-    """Return a new entry for a structure of a function's calls, not yet traced.
+    """Return a new entry for the calls of a function with this spec. Nothing is traced yet.
 
     `n_fun` is the number of the function's own arrays.
     """
-    donate = function.options.donate
     entry = Entry(spec, function, n_fun)
-    # New for each entry: JAX keeps what it traced by the function that it jits.
+    # Each entry has a new traced function, because JAX looks up its traces by the function.
     traced = TracedFunction(entry.name, function.table.history.place.site, entry)
-    first = last = 0
-    if donate != "none":
-        # The arrays of a frozen function are never donated: the next call passes the same ones.
-        last = entry.n_arrays - (entry.n_fun if function.keeps_arrays else 0)
-        args = spec[3][3:]
-        if donate.endswith("first") and args:
-            first = count_arrays(args[0])
+    donated = _donated(entry, function)
     jit_arguments = dict(function.options.jit_arguments)
     # Look up `jax.jit` here, not at import, because Equinox replaces it under
     # `EQX_ON_ERROR=breakpoint`.
-    entry.jitted = jax.jit(traced, donate_argnums=range(first, last), **jit_arguments)
+    entry.jitted = jax.jit(traced, donate_argnums=donated, **jit_arguments)
     return entry
+
+
+def _donated(entry: Entry, function: Any) -> range:
+    """Return the indices of the arrays that the function's option `donate` donates."""
+    donate = function.options.donate
+    if donate == "none":
+        return range(0)
+    end = entry.n_arrays
+    if function.keeps_arrays:
+        # A frozen function passes the same arrays in every call, so they are never donated.
+        end -= entry.n_fun
+    # The spec is that of `(args, kwargs)`, and the children of a node begin at index 3.
+    args = entry.spec[3][3:]
+    start = count_arrays(args[0]) if donate.endswith("first") and args else 0
+    return range(start, end)
 
 
 def currently_jitting() -> bool:
     """Return whether operations are being traced into a program right now, rather than executed.
 
-    Answers as Equinox's (private) `currently_jitting` does, in about a hundredth of the time.
+    The answer is that of Equinox's private `currently_jitting`, which takes about a hundred times
+    as long.
 
     **Returns:**
 
-    `True` inside `jax.jit`, `jax.lax.scan` and the like, also below a `jax.vmap` or `jax.grad`
-    there; `False` outside, directly under `jax.vmap` or `jax.grad`, and within
-    `jax.ensure_compile_time_eval`.
+    `True` inside `jax.jit`, `jax.lax.scan` and similar functions, also if there is a `jax.vmap` or
+    `jax.grad` inside of them. `False` outside, also directly under `jax.vmap` or `jax.grad`, and
+    within `jax.ensure_compile_time_eval`.
 
     !!! example
 

@@ -21,30 +21,33 @@ from .._text import short
 from .ahead import CompileCost, Lowered, lower
 from .options import Donate, JitOptions, Options, check_options
 from .slow import CallHandler
-from .table import CacheInfo, Function, take_apart
+from .table import CacheInfo, Function, split_function
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What tools read of a function that is written in Python, or of a method.
-_OF_FUNCTIONS = {
+# Attributes of Python functions and methods. Tools read them from a wrapper, too.
+_FUNCTION_ATTRIBUTES = {
     *("__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"),
     *("__name__", "__qualname__", "__annotations__", "__type_params__"),
     *("__func__", "__self__", "__isabstractmethod__"),
 }
 
-# A Module's repr can span many lines.
-_LONGEST_REPR = 80
+# The repr of a Module can span many lines, so it is cut after this many characters.
+_MAX_REPR = 80
 
 
 class _Jitted(Generic[P, T]):
-    """The methods of a wrapped function, bound to an instance or not."""
+    """The methods that `JitFunction` and `BoundJitFunction` share.
+
+    - `_wrapper`: the `JitFunction` itself.
+    - `_bound`: the first arguments, which a bound method fills in: its instance.
+    """
 
     __slots__ = ()
 
     if TYPE_CHECKING:
-        # The `JitFunction`, and the arguments that are filled in. Without annotations, which
-        # instances would have.
+        # Not annotated, because tools would take annotations for fields of the instances.
         _wrapper = _bound = cast(Any, None)
 
         @property
@@ -53,12 +56,12 @@ class _Jitted(Generic[P, T]):
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     else:
-        # Not properties, since `inspect` would find those on the class, too.
+        # Not by properties, because `inspect` would also find these on the class.
         def __getattr__(self, name: str) -> Any:
             if name == "__wrapped__":
                 return self._unwrapped()
-            if name in _OF_FUNCTIONS:
-                # Equinox's unflatten fills in a mark where a Module has no such attribute.
+            if name in _FUNCTION_ATTRIBUTES:
+                # Where a Module lacks an attribute, Equinox's unflatten fills in `MISSING`.
                 found = getattr(self.__wrapped__, name, MISSING)
                 if found is not MISSING:
                     return found
@@ -69,82 +72,177 @@ class _Jitted(Generic[P, T]):
 
         **Arguments:**
 
-        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
+        - `*args`, `**kwargs`: as for a call. A `jax.ShapeDtypeStruct` may stand for an array.
 
         **Returns:**
 
-        A `Lowered`, with `as_text()`, `lowered` (JAX's) and `compile()`.
+        A `Lowered`, in the manner of `jax.stages.Lowered`: `as_text()` returns the program, and
+        `compile()` compiles it.
+
+        **Raises:**
+
+        - `TypeError`, `ValueError` or `TooManyTracesError`, as a call does.
+
+        !!! example
+
+            ```python
+            >>> import jax, jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x, power: x**power)
+            >>> compiled = f.lower(jax.ShapeDtypeStruct((3,), jnp.float32), 2).compile()
+            >>> compiled(jnp.arange(3.0), 2)
+            Array([0., 1., 4.], dtype=float32)
+
+            ```
         """
         with trimming:
             return lower(self._wrapper._handler, self._bound, args, kwargs)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
-        """Compile for arguments like these ahead of time.
+        """Compile the function for arguments like these ahead of time, without running it.
 
-        The first call with such arguments then traces and compiles nothing, through any wrapper of
-        the function and in any thread. The function isn't run. Several functions can be compiled
-        concurrently, in threads.
+        Later calls with such arguments then trace and compile nothing, even if they are made by a
+        different wrapper of the same function, or in a different thread. Several functions can be
+        compiled concurrently, each in a thread.
 
         **Arguments:**
 
-        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array, alone
-            or within a Module (`eqx.filter_eval_shape`). Shape, dtype and `weak_type` must be those
-            of the later call, and also `sharding` if that array is on a device explicitly.
+        - `*args`, `**kwargs`: as for a call. A `jax.ShapeDtypeStruct` may stand for an array, also
+            within a Module (see `eqx.filter_eval_shape`). It must have the shape, dtype and
+            `weak_type` of the array in later calls. If that array has been put on a device
+            explicitly, the `jax.ShapeDtypeStruct` must also have its `sharding`.
 
         **Returns:**
 
         A `CompileCost`: how long it took, and how large the executable is.
+
+        **Raises:**
+
+        - `TypeError`, `ValueError` or `TooManyTracesError`, as a call does.
+
+        !!! example
+
+            ```python
+            >>> import jax, jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x, power: x**power)
+            >>> cost = f.compile(jax.ShapeDtypeStruct((3,), jnp.float32), 2)
+            >>> cost.seconds > 0
+            True
+            >>> f(jnp.arange(3.0), 2)  # traces and compiles nothing
+            Array([0., 1., 4.], dtype=float32)
+            >>> f.cache_info()
+            CacheInfo(entries=1, traces=1, maxsize=1024, hits=1)
+
+            ```
         """
         with trimming:
             return self.lower(*args, **kwargs).cost()
 
     def cache_info(self) -> CacheInfo:
-        """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`."""
-        return self._wrapper._function.table.info()
-
-    def traces(self) -> list[Trace]:
-        """Return the record of each trace: its arguments, reason and time.
+        """Return the state of the function's cache, as `functools.lru_cache` does for its own.
 
         **Returns:**
 
-        A list of the latest 256 traces, the oldest first, since the cache was last cleared, by all
-        wrappers of this function under these options. In a notebook it shows as a table.
+        A `CacheInfo(entries, traces, maxsize, hits)`. It counts the calls of all wrappers of this
+        function that have the same options.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x, power: x**power)
+            >>> _ = f(jnp.ones(3), 2), f(jnp.ones(3), 2), f(jnp.ones(3), 4)
+            >>> f.cache_info()
+            CacheInfo(entries=2, traces=2, maxsize=1024, hits=1)
+
+            ```
+        """
+        return self._wrapper._function.table.info()
+
+    def traces(self) -> list[Trace]:
+        """Return a record of each trace: why the function was traced, for what, and how long.
+
+        **Returns:**
+
+        A list of `eqxjit.types.Trace`, the oldest first. A terminal and a notebook show the list as
+        a table. It has the latest 256 traces since the cache was last cleared, by all wrappers of
+        this function that have the same options.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x, power: x**power)
+            >>> _ = f(jnp.ones(3), 2), f(jnp.ones(3), 4)
+            >>> [trace.number for trace in f.traces()]
+            [1, 2]
+
+            ```
         """
         return self._wrapper._function.table.history.traces
 
     def clear_cache(self) -> None:
-        """Drop all programs of this function under these options."""
+        """Drop all programs of this function, and its records of traces.
+
+        This affects all wrappers of this function that have the same options. Their next calls
+        trace and compile again.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x: 2 * x)
+            >>> _ = f(jnp.ones(3))
+            >>> f.clear_cache()
+            >>> f.cache_info()
+            CacheInfo(entries=0, traces=0, maxsize=1024, hits=0)
+
+            ```
+        """
         self._wrapper._function.table.clear()
 
     def specialized_source(self) -> str | None:
-        """Return the source of the latest call's fast path in Python, also if C makes the call.
+        """Return Python code that does what the fast path of the latest call does.
 
-        `None` if there is none, or if the tree is too large for generated Python.
+        Without the native back end, this code is the fast path itself.
+
+        **Returns:**
+
+        The code; `None` if there is no fast path, or if the arguments are too large a tree for
+        generated Python.
         """
         return self._wrapper._handler.source()
 
     def __str__(self) -> str:
-        # `chex.assert_max_traces` finds out by this word that it is around a jitted function, where
-        # it sees no trace, and says to swap the two.
+        # If `chex.assert_max_traces` wraps a jitted function, it sees no traces. It recognises the
+        # mistake by the word `CompiledFunction`, and tells its user to swap the two wrappers.
         return f"<CompiledFunction {self!r}>"
 
     def __eq__(self, other: object) -> Any:
         return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
 
-    # Not by identity, because copies are equal, and must hash alike.
+    # Not by identity, because copies of a wrapper are equal, so they must have equal hashes.
     def __hash__(self) -> int:
         try:
             return hash((self._wrapper._function, *jax.tree.leaves(self)))
         except TypeError as error:
             error.add_note(
-                "If a JAX function must hash this jitted function, as `jax.lax.scan` or `switch`, "
-                "pass a lambda that calls it."
+                "`jax.lax.scan` and `jax.lax.switch` hash their function, and this jitted function "
+                "holds arrays. Pass a lambda that calls it."
             )
             raise
 
 
 class JitFunction(_Jitted[P, T], Dispatcher):
-    """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
+    """A function that `filter_jit` has wrapped. Call it like the function itself.
+
+    It is a pytree, whose leaves are the arrays in the wrapped function. The attribute `__wrapped__`
+    is the wrapped function.
+    """
 
     __slots__ = ("__dict__", "__weakref__", "_handler")
 
@@ -168,17 +266,17 @@ class JitFunction(_Jitted[P, T], Dispatcher):
     def __repr__(self) -> str:
         wrapped = self.__wrapped__
         is_function = inspect.isroutine(wrapped)
-        name = self._function.signature.qualname if is_function else short(wrapped, _LONGEST_REPR)
+        name = self._function.signature.qualname if is_function else short(wrapped, _MAX_REPR)
         return f"filter_jit({name})"
 
     def __copy__(self) -> "JitFunction[P, T]":
         return type(self)(self._function, self._handler.fun_arrays)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction[P, T]":
-        # The static half is shared, and with it what is compiled.
+        # The copy shares the `Function`, and thereby all compiled programs.
         return type(self)(self._function, copy.deepcopy(self._handler.fun_arrays, memo))
 
-    # Not `__reduce__`, to which the protocol isn't passed.
+    # Not `__reduce__`, because that doesn't get the protocol.
     def __reduce_ex__(self, protocol: Any) -> Any:
         name = self._function.signature.qualname
         module = sys.modules.get(self._function.attributes.get("__module__", ""))
@@ -188,39 +286,55 @@ class JitFunction(_Jitted[P, T], Dispatcher):
             found = None
         if type(found) is not JitFunction or found != self:
             return _blank, (), (self.__wrapped__, self._function.options)
-        # Below 4 names of attributes are resolved by pickling what has them: this, without end.
-        return name if protocol < 4 else (_blank, (), found._content)
+        if protocol < 4:
+            # These protocols refer to an attribute by pickling its owner first. Pickling `_content`
+            # would pickle this wrapper again, without end.
+            return name
+        return _blank, (), found._content
 
     def __setstate__(self, state: Any) -> None:
-        type(self).__init__(self, *take_apart(*getattr(state, "content", state)))
+        # The state is `(function, options)`, or a `_content`, which has both as an attribute.
+        fun, options = getattr(state, "content", state)
+        type(self).__init__(self, *split_function(fun, options))
 
     @property
     def _content(self) -> types.FunctionType:
-        """A function that picklers take by name or by value, as they would the user's."""
+        """A function that stands for the wrapped function and its options in a pickle.
+
+        Picklers such as cloudpickle decide by the module of a function whether they pickle it by
+        name or by value. They decide the same for this function as for the user's. Pickles contain
+        the name `_content`.
+        """
         content: Any = types.FunctionType((lambda: None).__code__, {}, "_content")
         content.__module__ = self._function.attributes["__module__"]
         content.__qualname__ = f"{self._function.signature.qualname}._content"
         content.content = self.__wrapped__, self._function.options
-        # The same one each time, in any thread: picklers compare it by identity.
+        # Always the same object, in all threads, because picklers compare it by identity with the
+        # object that they find by its name.
         return vars(self._function).setdefault("_content", content)
 
 
 def _blank() -> JitFunction[..., Any]:
-    # To be filled in by `__setstate__`, since what it wraps may refer to it.
+    """Return an empty wrapper, which unpickling then fills in by `__setstate__`.
+
+    Those are two steps, because the wrapped function may refer to its wrapper. Pickles contain the
+    name `_blank`.
+    """
     return JitFunction.__new__(JitFunction)
 
 
 class BoundJitFunction(_Jitted[P, T], functools.partial[T]):
-    """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
+    """A wrapped method, bound to an instance. Like `equinox.Partial`, it is a pytree.
 
-    A `functools.partial`, so that it is made and called in C; and a pytree.
+    It is a `functools.partial`, so that C creates it and calls it: `func` is the wrapper of the
+    method, `args` has the instance, and `keywords` is empty.
     """
 
     __slots__ = ()
 
-    # For `help(model.step)`.
+    # Shown by `help(model.step)`.
     __doc__ = property(lambda self: self.func.__doc__)  # type: ignore[assignment]
-    # Jitted, unlike that of the method that is wrapped.
+    # The wrapper. By `__getattr__` it would be the function of the unwrapped method, without jit.
     __func__ = property(operator.attrgetter("func"))
     _wrapper = property(operator.attrgetter("func"))
     _bound = property(operator.attrgetter("args"))
@@ -229,25 +343,25 @@ class BoundJitFunction(_Jitted[P, T], functools.partial[T]):
         return self._wrapper.__wrapped__.__get__(*self.args)
 
     def __repr__(self) -> str:
-        instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])
+        instance = ", ".join([short(argument, _MAX_REPR) for argument in self.args])
         return f"<bound {self.func!r} of {instance}>"
 
 
-def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
-    """Make a kind of wrapper a pytree, whose leaves are its function's arrays."""
+def register_wrapper(cls: type[JitFunction[..., Any]]) -> None:
+    """Register a class of wrappers as a pytree, whose children are the arrays of its function."""
 
     def flatten(wrapper: JitFunction[..., Any]) -> tuple[tuple[Any, ...], Function]:
         return wrapper._handler.fun_arrays, wrapper._function
 
     def unflatten(function: Function, arrays: Any) -> JitFunction[..., Any]:
-        return kind(function, tuple(arrays))
+        return cls(function, tuple(arrays))
 
-    register_pytree_node(kind, flatten, unflatten)
-    WRAPPERS.add(kind)
+    register_pytree_node(cls, flatten, unflatten)
+    WRAPPERS.add(cls)
 
 
-def register_partial(kind: type[functools.partial[Any]]) -> None:
-    """Make a kind of `functools.partial` a pytree of its function and arguments."""
+def register_partial(cls: type[functools.partial[Any]]) -> None:
+    """Register a subclass of `functools.partial` as a pytree of its function and its arguments."""
     names = "func", "args", "keywords"
 
     def flatten_with_keys(partial: functools.partial[Any]) -> Any:
@@ -255,9 +369,9 @@ def register_partial(kind: type[functools.partial[Any]]) -> None:
 
     def unflatten(_: None, children: Any) -> functools.partial[Any]:
         func, args, keywords = children
-        return kind(func, *args, **keywords)
+        return cls(func, *args, **keywords)
 
-    register_pytree_with_keys(kind, flatten_with_keys, unflatten)
+    register_pytree_with_keys(cls, flatten_with_keys, unflatten)
 
 
 register_wrapper(JitFunction)
@@ -265,11 +379,12 @@ register_partial(BoundJitFunction)
 
 
 def _wrap(fun: Any, options: Options) -> JitFunction[..., Any]:
-    return JitFunction(*take_apart(fun, options))
+    return JitFunction(*split_function(fun, options))
 
 
-# Typed as upstream's, because checkers don't bind an object of a class where they compare a method
-# with that of a base class or a protocol.
+# The types say that a function is returned, as in Equinox. If they said `JitFunction`, type
+# checkers would not bind a wrapped method when they compare it with the method of a base class or
+# of a protocol.
 @overload
 def filter_jit(
     *,
@@ -302,45 +417,48 @@ def filter_jit(
     max_traces: int | None = None,
     **jitkwargs: Any,
 ) -> Any:
-    """Compile a function: JAX and NumPy arrays in its arguments are traced, all else is static.
+    """Compile a function. JAX and NumPy arrays in its arguments are traced, all else is static.
 
-    A drop-in replacement for `equinox.filter_jit` with faster calls, which return before their
-    computation is done, unless the program can raise. It compiles `f(x, 1)` and `f(x, True)`
-    separately.
+    This is a drop-in replacement for `equinox.filter_jit` with faster calls. A call returns before
+    its computation is done, unless the program can raise. Static values are compared by type and
+    value, so `f(x, 1)` and `f(x, True)` are compiled separately.
 
     **Arguments:**
 
     - `fun`: a pure function or another callable, such as a Module, a bound method or a
-        `functools.partial`. Without it, as in `@filter_jit(donate="all")`, the result is a
-        decorator.
+        `functools.partial`. Without `fun`, as in `@filter_jit(donate="all")`, `filter_jit` returns
+        a decorator.
     - `donate`: the arrays whose buffers JAX may reuse for the outputs. Donated arrays are deleted.
-        - `"all"`: all arrays. JAX's warning about unusable buffers is hidden.
-        - `"all-except-first"`: all arrays except those in the first argument.
-        - `"warn"`, `"warn-except-first"`: the same, with the warning.
-        - `"none"`: no arrays; the default.
-    - `block`: whether each call waits for its computation, as in Equinox. By default only those
-        do whose program holds a callback, such as `eqx.error_if`, or a foreign call.
-    - `maxsize`: how many static structures are kept compiled. Further ones replace the least
-        recently used. `None` for no limit.
-    - `max_traces`: how many traces are allowed until the cache is cleared, over all wrappers of the
-        function under these options; for a Module, over those with equal static fields. `None` for
-        no limit. A call that needs one more raises a `TooManyTracesError`, which explains why.
-    - `**jitkwargs`: further arguments of `jax.jit`, such as `inline` or `compiler_options`.
+        - `"all"`: all arrays. JAX's warning about unusable donated buffers is hidden.
+        - `"all-except-first"`: all arrays except those in the first argument. The warning is
+            hidden, too.
+        - `"warn"`, `"warn-except-first"`: the same arrays, but JAX's warning is shown.
+        - `"none"`: no arrays. This is the default.
+    - `block`: whether each call waits until its computation is done, as in Equinox. By default only
+        calls wait whose program can raise, because it has a callback (`eqx.error_if`, for example)
+        or a foreign call.
+    - `maxsize`: for how many static structures compiled programs are kept. A further structure
+        replaces the least recently used structure. `None` means no limit.
+    - `max_traces`: how many traces are allowed before the cache is cleared. All wrappers of the
+        function with the same options count together. If `fun` is a Module, all Modules with equal
+        static fields do. A call that needs one more trace raises a `TooManyTracesError`, which
+        explains why the function is traced again. `None` means no limit.
+    - `**jitkwargs`: further options of `jax.jit`, such as `inline` or `compiler_options`.
 
     **Returns:**
 
-    A `JitFunction`, with the signature of `fun`. It is a pytree, whose leaves are the arrays in
-    `fun`. (To type checkers it is a function: `isinstance(f, eqxjit.types.JitFunction)` narrows
-    it.)
+    A `JitFunction` with the signature of `fun`. It is a pytree, whose leaves are the arrays in
+    `fun`. Type checkers take it for a function. To use methods such as `f.compile`, narrow the type
+    by `isinstance(f, eqxjit.types.JitFunction)`.
 
     **Raises:**
 
-    - `TypeError`, if `fun` isn't callable, and for an unknown option.
-    - `ValueError`, for an unknown `donate`, and for `static_argnums`, `static_argnames`,
-        `donate_argnums`, `in_shardings` or `out_shardings` among the `jitkwargs`.
+    - `TypeError`, if `fun` isn't callable, or if an option is unknown or has a wrong type.
+    - `ValueError`, if an option has a wrong value, or if the `jitkwargs` contain `static_argnums`,
+        `static_argnames`, `donate_argnums`, `donate_argnames`, `in_shardings` or `out_shardings`.
 
-    A call raises a `TypeError` if its arguments don't fit the signature, and a `ValueError` that
-    names the argument if a static value can't be hashed.
+    A call raises a `TypeError` if its arguments don't fit the signature. It raises a `ValueError`,
+    which names the argument, if a static value can't be hashed.
 
     !!! example
 

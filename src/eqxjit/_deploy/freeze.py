@@ -16,8 +16,7 @@ from .._core.table import Function, Table, names_of, split_named
 from .._core.wrapper import BoundJitFunction, JitFunction, P, T, register_wrapper
 from .._fast.signature import Signature
 from .._places import place_of, trimming
-from .._spec.arrays import has_tracers
-from .._spec.tree import combine, split
+from .._spec.tree import combine, has_tracers, split
 from .._text import short
 from .opened import Partial, captured_bytes, opened
 from .saved import Path, SavedFunction, read, write
@@ -122,6 +121,10 @@ class FrozenFunction(JitFunction[P, T]):
         if n_captured:
             text += f", {n_captured:,} of which functions capture: pass them as arguments"
         return f"freeze({label}, {text})"
+
+    def __str__(self) -> str:
+        # Not a wrapper's, which is worded for a tool: this one is shown in pages and notebooks.
+        return repr(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A pickle of a wrapper holds neither programs nor the choice of arrays to compile in.

@@ -1,4 +1,4 @@
-"""Explanations: why a function was traced, and where the time went.
+"""Records of traces: why each function was traced, and where the time went.
 
 May import: `_spec` and what is below that. Start at `history.py`.
 """

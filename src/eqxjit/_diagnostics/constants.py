@@ -1,10 +1,11 @@
-"""Finds the arrays that a program captured: its constants, with their names in the user's code.
+"""Finds the arrays that a program captured as constants, and their names in the user's code.
 
-A function that reads an array from a closure or a global variable has that array as a constant. JAX
-copies it into each program, and XLA may compute with it at compile time.
+If a function reads an array from a closure or a global variable, the array becomes a constant of
+the program. JAX copies it into each program, and XLA may compute with it at compile time.
 """
 
 import contextlib
+import math
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -20,19 +21,20 @@ from .._spec.tree import ARRAY_CLASSES
 from .._text import bytes_text, short
 from .description import array_text
 
-#: A note says what to do about captured arrays of so many bytes in all.
+#: Arrays that take at least this many bytes together get a note that says what to do about them.
 MANY_BYTES = 2**20
-# The names of no more objects are looked up.
+# The search for names stops after so many objects.
 _MAX_OBJECTS = 10_000
 
 
 class CapturedArray(NamedTuple):
-    """An array that a program captured, as a constant.
+    """An array that a program captured as a constant.
 
-    - `name`: what the user's code calls it, such as `optics.cube`; empty if that wasn't found.
-    - `type`: its dtype and shape, such as `float32[256,256]`.
-    - `bytes`: its size.
-    - `line`: the user's line that uses it first, such as `train.py:31`; empty for a library's.
+    - `name`: the array's name in the user's code, such as `optics.cube`; empty if none was found.
+    - `type`: the array's dtype and shape, such as `float32[256,256]`.
+    - `bytes`: the array's size in bytes.
+    - `line`: the user's line that uses the array first, such as `train.py:31`; empty if no line of
+        the user's does.
     """
 
     name: str
@@ -47,7 +49,10 @@ class CapturedArray(NamedTuple):
 
 
 def note_on(constants: Iterable[CapturedArray]) -> str:
-    """Return what to do about captured arrays; empty if they are small."""
+    """Return a note that says what to do about captured arrays; empty if they are small.
+
+    `constants` are all captured arrays of a program, the largest first.
+    """
     constants = [*constants]
     if sum([each.bytes for each in constants]) < MANY_BYTES:
         return ""
@@ -59,55 +64,65 @@ def note_on(constants: Iterable[CapturedArray]) -> str:
     what = "it as an argument" if len(large) == 1 else "them as arguments"
     lines = [*dict.fromkeys(each.line for each in large if each.line)]
     used = f" (used at {', '.join(lines)})" if lines else ""
+    # The caller puts the function's name in front.
     return f"closes over {'; '.join(shown)}: pass {what}, or each program holds a copy{used}."
 
 
 def constants_of(jaxpr: Any, roots: Iterable[Any]) -> tuple[CapturedArray, ...]:
     """Return the arrays that a program captured, the largest first.
 
-    `roots` are the objects among which the names are looked for: the function, and static
+    `roots` are the objects from which the search for names starts: the function and the static
     arguments.
     """
-    found: dict[int, tuple[Any, str]] = {}
+    first_lines: dict[int, tuple[Any, str]] = {}
     for array, equation in _captured_in(jaxpr):
-        found.setdefault(id(array), (array, _line_of(equation)))
-    if not found:
+        first_lines.setdefault(id(array), (array, _line_of(equation)))
+    if not first_lines:
         return ()
     names = _Names(roots)
-    made = [
-        CapturedArray(
-            names.of(array), array_text(array.dtype, array.shape), int(array.nbytes), line
-        )
-        for array, line in found.values()
-    ]
-    return tuple(sorted(made, key=lambda each: -each.bytes))
+    constants: list[CapturedArray] = []
+    for array, line in first_lines.values():
+        text = array_text(array.dtype, array.shape)
+        constants.append(CapturedArray(names.of(array), text, bytes_of(array), line))
+    return tuple(sorted(constants, key=lambda each: -each.bytes))
+
+
+def bytes_of(constant: Any) -> int:
+    """Return the size of a constant in bytes; 0 for one that isn't an array."""
+    # Not `nbytes`, which JAX's own class for NumPy arrays lacked in 0.8.
+    if not hasattr(constant, "dtype") or not hasattr(constant, "shape"):
+        return 0
+    return math.prod(constant.shape) * constant.dtype.itemsize
 
 
 def _captured_in(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each constant with the first equation that uses it, or None."""
+    """Yield each constant of a jaxpr, and of those nested in it, with the first equation to use it.
+
+    A constant that is only returned comes with the equation around its jaxpr, or with `None`.
+    """
     pending: list[tuple[Any, Any]] = [(jaxpr, None)]
     while pending:
         closed, around = pending.pop()
-        constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=False))
+        # The constants that no equation has used so far.
+        unused = dict(zip(closed.jaxpr.constvars, closed.consts, strict=False))
         for equation in closed.jaxpr.eqns:
-            if constants:
-                for variable in equation.invars:
-                    # A literal can't be hashed.
-                    if isinstance(variable, Var):
-                        array = constants.pop(variable, None)
-                        if array is not None and hasattr(array, "nbytes"):
-                            yield array, equation
+            # Literals are left out, because they aren't hashable.
+            variables = [v for v in equation.invars if isinstance(v, Var)] if unused else []
+            for variable in variables:
+                array = unused.pop(variable, None)
+                if array is not None and bytes_of(array):
+                    yield array, equation
             for value in equation.params.values():
                 for each in value if isinstance(value, (tuple, list)) else (value,):
                     if isinstance(each, ClosedJaxpr):
                         pending.append((each, equation))
-        # What is only returned.
-        for array in constants.values():
-            if hasattr(array, "nbytes"):
+        for array in unused.values():
+            if bytes_of(array):
                 yield array, around
 
 
 def _line_of(equation: Any) -> str:
+    """Return the innermost line of the user's that created an equation; empty without one."""
     for code, offset in stack_of(traceback_of(equation)):
         if is_users(code.co_filename):
             return location(code.co_filename, line_of(code, offset))
@@ -115,13 +130,17 @@ def _line_of(equation: Any) -> str:
 
 
 class _Names:
-    """The names of arrays in the variables that functions read."""
+    """The names of the arrays that can be reached from some objects.
+
+    Arrays in containers, in objects, and in the variables that functions read are reached. The
+    search is breadth first, so an array gets the name with the fewest steps.
+    """
 
     def __init__(self, roots: Iterable[Any]):
+        # Names by the `id` of the array, and all names of arrays of one type by that type.
         self._by_id: dict[int, str] = {}
         self._by_type: dict[str, set[str]] = {}
         self._seen: set[int] = set()
-        # Closures first: they are the nearest.
         self._pending: list[tuple[str, Any]] = [("", root) for root in roots]
         while self._pending and len(self._seen) < _MAX_OBJECTS:
             self._visit(*self._pending.pop(0))
@@ -130,43 +149,52 @@ class _Names:
         """Return the name of a captured array; empty without one."""
         name = self._by_id.get(id(array))
         if name is None:
-            # JAX keeps NumPy arrays as copies of its own.
+            # The constant may be JAX's copy of a NumPy array. Its type identifies that array, if no
+            # other array has the same type.
             names = self._by_type.get(array_text(array.dtype, array.shape), set())
             name = min(names) if len(names) == 1 else ""
         return name
 
     def _visit(self, name: str, value: Any) -> None:
-        """Look at what a variable holds. Runs no code of the user's, such as a flatten."""
+        """Note the name of an array, or add the contents of any other value to the search.
+
+        Runs no code of the user's, such as a flatten.
+        """
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        kind = type(value)
-        if kind in ARRAY_CLASSES or issubclass(kind, (np.ndarray, jax.Array)):
+        cls = type(value)
+        if cls in ARRAY_CLASSES or issubclass(cls, (np.ndarray, jax.Array)):
             self._by_id[id(value)] = name
             for text in _types_in_jax(value):
                 self._by_type.setdefault(text, set()).add(name)
-        elif issubclass(kind, eqx.Module):
-            self._add_parts(name, [(f".{key}", part) for key, part in fields_of(value).items()])
-            if is_users_module(kind.__module__) and "__call__" in dir(kind):
-                self._pending.append(("", kind.__call__))
-        elif issubclass(kind, dict):
-            self._add_parts(name, [(f"[{short(key)}]", part) for key, part in dict.items(value)])
-        elif issubclass(kind, (tuple, list)):
-            names = [f".{key}" for key in getattr(kind, "_fields", ())]
-            parts = [*(tuple if issubclass(kind, tuple) else list).__iter__(value)]
-            names = names if len(names) == len(parts) else [f"[{i}]" for i in range(len(parts))]
-            self._add_parts(name, zip(names, parts, strict=True))
+        elif issubclass(cls, eqx.Module):
+            self._add_contents(name, [(f".{key}", each) for key, each in fields_of(value).items()])
+            if is_users_module(cls.__module__) and "__call__" in dir(cls):
+                self._pending.append(("", cls.__call__))
+        elif issubclass(cls, dict):
+            items = dict.items(value)
+            self._add_contents(name, [(f"[{short(key)}]", each) for key, each in items])
+        elif issubclass(cls, (tuple, list)):
+            # Not `[*value]`, because `__iter__` of a subclass may be code of the user's.
+            items = [*(tuple if issubclass(cls, tuple) else list).__iter__(value)]
+            suffixes = [f".{key}" for key in getattr(cls, "_fields", ())]
+            if len(suffixes) != len(items):
+                suffixes = [f"[{i}]" for i in range(len(items))]
+            self._add_contents(name, zip(suffixes, items, strict=True))
         elif callable(value):
             self._add_callables(name, value)
-        is_plain = is_users_module(kind.__module__) and not issubclass(kind, (eqx.Module, type))
-        if is_plain and kind.__dictoffset__:
+        is_plain = is_users_module(cls.__module__) and not issubclass(cls, (eqx.Module, type))
+        if is_plain and cls.__dictoffset__:
             attributes = object.__getattribute__(value, "__dict__")
-            self._add_parts(name, [(f".{key}", part) for key, part in attributes.items()])
+            self._add_contents(name, [(f".{key}", each) for key, each in attributes.items()])
 
-    def _add_parts(self, name: str, parts: Iterable[tuple[str, Any]]) -> None:
-        self._pending += [((name + suffix).lstrip("."), part) for suffix, part in parts]
+    def _add_contents(self, name: str, contents: Iterable[tuple[str, Any]]) -> None:
+        """Add contents to the search, given by what each adds to the name of their container."""
+        self._pending += [((name + suffix).lstrip("."), each) for suffix, each in contents]
 
     def _add_callables(self, name: str, value: Any) -> None:
+        """Add the variables of a function to the search, or what another callable wraps."""
         for each in wrapped_by(value):
             if isinstance(each, types.MethodType):
                 self._pending.append(("self", each.__self__))
@@ -177,28 +205,36 @@ class _Names:
 
 
 def _types_in_jax(array: Any) -> set[str]:
-    """Return the types that an array may have as a constant: its own, and the one JAX gives it."""
+    """Return the types that an array may have as a constant.
+
+    One is the array's own type. The other has the dtype to which JAX converts the array's, such as
+    `float32` for `float64`.
+    """
     texts = {array_text(array.dtype, array.shape)}
     if isinstance(array.dtype, np.dtype) and not array.dtype.hasobject:
+        # JAX rejects some dtypes, such as those of strings.
         with contextlib.suppress(TypeError, ValueError):
-            # JAX rejects some dtypes, such as text.
             texts.add(array_text(jax.dtypes.canonicalize_dtype(array.dtype), array.shape))
     return texts
 
 
 def _variables_of(fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a function of the user's reads from around it."""
+    """Yield the name and value of each variable that a function closes over.
+
+    For a function of the user's, also the global variables that it may read.
+    """
     yield from captured(fun)
     if not is_users(fun.__code__.co_filename):
         return
     codes = [fun.__code__]
     while codes:
         code = codes.pop()
+        # Functions that are defined within this one read variables, too.
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in code.co_names:
             value = fun.__globals__.get(name)
             if isinstance(value, types.ModuleType):
-                # Of another module of the user's, what the function reads.
+                # If the user's code reads `module.attribute`, both names are among `co_names`.
                 if is_users_module(value.__name__):
                     for attribute in code.co_names:
                         if attribute in vars(value):

@@ -1,8 +1,9 @@
-"""JAX's events: how long it traces, lowers and compiles, and for which trace of ours.
+"""Times how long JAX traces, lowers and compiles, and adds the times to the records of traces.
 
-JAX tells the name of a function and no more. What it lowers and compiles is what it traced last
-under that name; without such a trace it is the call in flight, if that has the name. So functions
-of one name may get each other's times. Nothing but times depends on this.
+JAX reports an event with nothing but the name of a function. When it lowers or compiles, the event
+counts for the latest trace under that name that isn't compiled yet, or else for the call in flight,
+if its function has that name. So functions with one name may get each other's times. Only times and
+explanations depend on this, never results.
 """
 
 import threading
@@ -21,21 +22,27 @@ from .record import COMPILING, LOWERING, TRACING, TraceRecord
 
 _PHASES = {TRACING_EVENT: TRACING, LOWERING_EVENT: LOWERING, COMPILING_EVENT: COMPILING}
 
-#: Called with each phase that ended, of eqxjit's functions or others, in any thread:
-#: `function, phase, seconds, from_cache, record`. The seconds include what was compiled within the
-#: phase; the record is None for functions of others.
+#: Functions that are called whenever a phase of any function has ended, in any thread. Their
+#: arguments are the function's name, the phase, its seconds (including phases nested in it),
+#: whether the program came from the persistent cache, and the record of the trace, which is None
+#: for a function that isn't under eqxjit's `filter_jit`.
 listeners: list[Callable[[str, str, float, bool, TraceRecord | None], None]] = []
 
 
 class _Thread(threading.local):
+    """The state of JAX in one thread, as its events show it.
+
+    - `depth`: how many functions JAX is tracing, each within the one before.
+    - `traced`: the records of functions that JAX has traced and not compiled yet, by name; `None`
+        for a function that isn't under eqxjit's `filter_jit`.
+    - `hits_persistent_cache`: whether the program being compiled comes from the persistent cache.
+    - `recompiled`: a weak reference to the latest call for which JAX compiled a program again.
+    """
+
     def __init__(self) -> None:
-        #: How many functions JAX is tracing.
         self.depth = 0
-        #: The record of what JAX has traced and not compiled yet, by its name; None for a function
-        #: that isn't ours.
         self.traced: dict[str, TraceRecord | None] = {}
         self.hits_persistent_cache = False
-        #: The latest call in flight for which JAX has compiled a program again.
         self.recompiled: Callable[[], Any] = lambda: None
 
 
@@ -44,9 +51,9 @@ _thread = _Thread()
 
 @contextmanager
 def tracing(record: TraceRecord, name: str) -> Iterator[None]:
-    """Time the user's function while it is traced, which may be within another's trace.
+    """Time the user's function while JAX traces it, also within the trace of another function.
 
-    `name` is JAX's for the function.
+    `name` is the function's name in JAX.
     """
     start = time.perf_counter()
     _begin(TRACING, record)
@@ -55,25 +62,25 @@ def tracing(record: TraceRecord, name: str) -> Iterator[None]:
     finally:
         _end(TRACING, record)
     record.seconds.tracing += time.perf_counter() - start
-    _tell(record.function, TRACING, record.seconds.tracing, False, record)
+    _notify(record.function, TRACING, record.seconds.tracing, False, record)
     _thread.traced[name] = record
 
 
 @contextmanager
 def compiling(record: TraceRecord | None, name: str) -> Iterator[None]:
-    """Have what JAX compiles now belong to an earlier trace."""
+    """Within this context, count what JAX compiles under a name for an earlier trace."""
     if record is not None:
         _thread.traced[name] = record
     try:
         yield
     finally:
-        finish(name)
+        stop_counting(name)
 
 
-def finish(name: str) -> None:
-    """Have what JAX does from now on under a name belong to other traces."""
+def stop_counting(name: str) -> None:
+    """Forget the trace for which JAX's work under a name was counted so far."""
     _thread.traced.pop(name, None)
-    # Of a phase that was interrupted JAX may not tell the end.
+    # JAX may not report the end of a phase that was interrupted.
     _end(LOWERING)
     _end(COMPILING)
 
@@ -84,36 +91,42 @@ def has_recompiled(call: Any) -> bool:
 
 
 def _begin(phase: str, record: TraceRecord) -> None:
+    """Have the watcher warn if a phase that begins now takes long."""
     thread = threading.get_ident()
-    found = waiting.under_way.get(thread)
-    # Within a trace others are parts of it.
-    if found is None or found.name != TRACING:
+    current = waiting.under_way.get(thread)
+    # A phase within a trace is a part of that trace.
+    if current is None or current.name != TRACING:
         waiting.under_way[thread] = waiting.Phase(phase, record)
-    # A fork leaves its child none.
+    # The watcher ends when nothing is under way, and isn't there in a forked process.
     if not waiting.watcher.is_alive():
         waiting.watcher = threading.Thread(target=waiting.watch, name="eqxjit", daemon=True)
         waiting.watcher.start()
 
 
 def _end(phase: str, record: TraceRecord | None = None) -> None:
-    found = waiting.under_way.get(threading.get_ident())
-    if found is not None and found.name == phase and record in (None, found.record):
+    """Stop watching this thread's phase, if it is this phase (and of this record)."""
+    current = waiting.under_way.get(threading.get_ident())
+    if current is not None and current.name == phase and record in (None, current.record):
         del waiting.under_way[threading.get_ident()]
-        if found.n_warnings:
-            seconds = time.perf_counter() - found.begun
-            logger.warning("`%s`: %s took %.3g s.", found.record.function, phase, seconds)
+        if current.n_warnings:
+            seconds = time.perf_counter() - current.begun
+            logger.warning("`%s`: %s took %.3g s.", current.record.function, phase, seconds)
 
 
-def _tell(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
+def _notify(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
     for listener in [*listeners]:
         listener(function, phase, seconds, from_cache, record)
 
 
-# --- What JAX tells -----------------------------------------------------------------------------
+# --- JAX's events -------------------------------------------------------------------------------
 
 
 def listen(in_flight: Callable[[], Any]) -> None:
-    """Listen to JAX from now on. `in_flight()` returns this thread's innermost call of ours."""
+    """Listen to JAX's events from now on.
+
+    `in_flight()` returns this thread's innermost call in flight. The core passes it at import,
+    because this module may not import the core.
+    """
     global _in_flight
     _in_flight = in_flight
     jax.monitoring.register_event_listener(_on_event)
@@ -122,7 +135,7 @@ def listen(in_flight: Callable[[], Any]) -> None:
 
 
 def _in_flight() -> Any:
-    """Return nothing until `listen` is called."""
+    """Stands for the function that is passed to `listen`."""
 
 
 def _call_named(name: str) -> Any:
@@ -132,16 +145,17 @@ def _call_named(name: str) -> Any:
 
 
 def _record_named(name: str) -> TraceRecord | None:
-    """Return the record of the trace for which JAX lowers or compiles a function now."""
+    """Return the record of the trace for which JAX lowers or compiles a function right now."""
     if name in _thread.traced:
         return _thread.traced[name]
-    # Its trace became part of an outer program before, or JAX compiles it for another device.
+    # The function was traced earlier: its trace became part of an outer program, or JAX compiles
+    # its program again, for a different device, say.
     call = _call_named(name)
     return None if call is None else call.function.table.history.latest_of(call.entry)
 
 
 def _on_event(event: str, **_: Any) -> None:
-    # JAX reports it within the phase in which it would compile otherwise.
+    # JAX reports a cache hit before the end of the compiling phase that it saves.
     if event == CACHE_HIT_EVENT:
         _thread.hits_persistent_cache = True
 
@@ -155,45 +169,51 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
 
 
 def _on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
-    phase, name = _PHASES.get(event), _name_in(fun_name)
+    phase = _PHASES.get(event)
+    name = _name_in(fun_name)
     if phase == TRACING:
         _note_trace(name, duration_secs)
     elif phase is not None:
         _end(phase)
-        record, from_cache = _record_named(name), False
+        record = _record_named(name)
+        from_cache = False
         if phase == COMPILING:
-            from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
+            from_cache = _thread.hits_persistent_cache
+            _thread.hits_persistent_cache = False
             _note_compilation(name, record)
         if record is not None:
             seconds = getattr(record.seconds, phase) + duration_secs
             setattr(record.seconds, phase, seconds)
             record.from_persistent_cache |= from_cache
         function = name if record is None else record.function
-        _tell(function, phase, duration_secs, from_cache, record)
+        _notify(function, phase, duration_secs, from_cache, record)
 
 
 def _note_trace(name: str, seconds: float) -> None:
-    """Note that JAX has traced a function of this name."""
+    """Note that JAX has traced a function with this name."""
     _thread.depth = max(0, _thread.depth - 1)
     record = _thread.traced.setdefault(name, None)
-    # We have timed our own functions. Some versions of JAX also tell of the parts of a trace.
+    # `tracing` has timed functions under `filter_jit` already. Some releases of JAX also report the
+    # functions within a trace, which are left out.
     if record is None and not _thread.depth:
-        _tell(name, TRACING, seconds, False, None)
+        _notify(name, TRACING, seconds, False, None)
 
 
 def _note_compilation(name: str, record: TraceRecord | None) -> None:
-    """Note that JAX has compiled what it traced last under this name."""
+    """Note that JAX has compiled the latest function that it traced under this name."""
     call = None if name in _thread.traced else _call_named(name)
     if call is not None and record is not None and record.seconds.compiling > 0:
-        # It was compiled before: now for another device, say.
+        # JAX has compiled this trace before, and now compiles it for a different device, say.
         _thread.recompiled = weakref.ref(call)
-    # What a callback of the program compiles later isn't the program. Functions that aren't ours
-    # are compiled by now, even if this happens in the middle of a lowering of ours.
+    # If a callback of the program compiles something later, it doesn't count for this trace.
     _thread.traced.pop(name, None)
+    # Forget functions that aren't under `filter_jit`. JAX has compiled them by now, even if this
+    # compilation happens in the middle of a lowering of ours.
     _thread.traced = {n: found for n, found in _thread.traced.items() if found}
-    # JAX may not have told the end of a trace that was interrupted.
+    # JAX may not have reported the end of a trace that was interrupted.
     _thread.depth = 0
 
 
 def _name_in(text: str) -> str:
+    """Return the name of a function from JAX's text, which may be `jit(name)`."""
     return text[len("jit(") : -1] if text.startswith("jit(") else text

@@ -1,4 +1,4 @@
-"""The traces of one function: their count, their limit, and which is compared with which."""
+"""The history of one function: its traces, their limit, and which traces are compared."""
 
 import collections
 import contextlib
@@ -11,24 +11,24 @@ from typing import Any
 
 from .._compat import is_staging, trace_configuration, weak_lowering
 from .._places import Place, call_site, is_within_pmap
-from .._text import comes_from_signal_handler, times
+from .._text import times
 from . import events
-from .constants import constants_of
+from .constants import bytes_of
 from .description import UNKNOWN, Description, describe, describe_function
 from .differences import differences
-from .log import log_constants, log_streak, logger, switches
+from .log import HUGE_BYTES, log_constants, log_streak, logger, switches
 from .record import MAX_COMPARED, Circumstances, TraceRecord, closest_of
 from .trace import Trace, TraceList, explanation_of
 
-# How many traces of a function are remembered, and how many parts of calls: large trees take
-# many megabytes.
+# A function's history holds at most so many traces, and so many parts of descriptions in all, which
+# are many megabytes for large trees.
 _MAX_REMEMBERED = 256
 _MAX_PARTS = 100_000
 
-# After so many traces in a row that were each for something new, a message.
+# A streak of this many traces is logged.
 _MANY = 10
 
-# A trace, and how many calls traced nothing before it.
+# Consecutive traces, each with the number of calls before it that needed no trace.
 _Streak = list[tuple[Trace, int]]
 
 
@@ -38,28 +38,32 @@ class TooManyTracesError(RuntimeError):
 
 @dataclasses.dataclass
 class Family:
-    """Wrappers with the same function, or class, below them, in the same kind of wrapper.
+    """Functions that are defined at one place, and of one kind, such as partials of one function.
 
-    - `latest`: the function that was traced last.
-    - `streak`: the first trace of each member, up to a bound.
+    The first trace of each member is compared with that of the member that was traced before.
+
+    - `latest`: the description of the member that was traced last.
+    - `streak`: the first traces of the members, up to `_MANY`.
     """
 
     latest: Description | None = None
     streak: _Streak = dataclasses.field(default_factory=list)
 
 
-# Of the latest places, because a session may define functions without end.
+# The cache forgets old families, because a session may define functions without end.
 @functools.lru_cache(maxsize=1024)
 def _family_of(place: Place, *kind: str) -> Family:
+    """Return the family of the functions of one kind at a place, always the same object."""
     return Family()
 
 
 class History:
     """The traces of one function under one set of options.
 
-    - `name`: what to call the function; `place`: where it is defined.
-    - `n_traces`: how many traces there were since the cache was last cleared.
-    - `why_sealed`: why no call may be traced any more; empty if one may be.
+    - `name`: the function's name in messages.
+    - `place`: where the function is defined.
+    - `n_traces`: the number of traces since the cache was last cleared.
+    - `why_sealed`: why no call may be traced any more; empty if calls may be traced.
     """
 
     def __init__(self, name: str, max_traces: int | None, place: Place):
@@ -67,12 +71,12 @@ class History:
         self.place = place
         self.why_sealed = ""
         self._max_traces = max_traces
-        # Re-entrant, because garbage collection may run code of the user's that makes calls.
+        # Re-entrant, because garbage collection may run a finalizer of the user's that makes calls.
         self._lock = threading.RLock()
-        #: The family of the function, once it is traced.
+        # The function's first trace puts the family of its place and kind here.
         self._family = Family()
         self._streak: _Streak = []
-        #: The latest record of each entry, and the record of each program by its number.
+        # The latest record of each entry, and the record of each program by the program's number.
         self._of_entry: weakref.WeakKeyDictionary[Any, TraceRecord] = weakref.WeakKeyDictionary()
         self._of_program: weakref.WeakValueDictionary[int, TraceRecord] = (
             weakref.WeakValueDictionary()
@@ -80,10 +84,10 @@ class History:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again, as the cache was cleared."""
+        """Begin a new history, because the cache was cleared."""
         self.n_traces = 0
         self._records: collections.deque[TraceRecord] = collections.deque(maxlen=_MAX_REMEMBERED)
-        # A longer streak has been logged.
+        # A full streak stays: it shows that it was logged, which happens once.
         if len(self._streak) < _MANY:
             self._streak.clear()
 
@@ -93,82 +97,87 @@ class History:
         return TraceList(map(Trace, [*self._records]))
 
     def latest_of(self, entry: Any) -> TraceRecord | None:
-        """Return the record of an entry's latest trace; `None` if nothing is known of it."""
+        """Return the record of an entry's latest trace; `None` if there is none."""
         return self._of_entry.get(entry)
 
     def record_of(self, program: Any) -> TraceRecord | None:
-        """Return the record of the trace that became a program; `None` if it is forgotten."""
+        """Return the record of the trace that became a program; `None` if it was forgotten."""
         return self._of_program.get(program.number)
 
     # --- What the core calls ------------------------------------------------------------------
 
     def describe(self, call: Any) -> Description:
-        """Describe the arguments of a call, and its function where copies of it may differ."""
+        """Describe the arguments of a call, and the arrays of its function."""
         record = self.latest_of(call.entry)
         return describe(call, UNKNOWN if record is None else record.circumstances.description)
 
     @contextlib.contextmanager
     def tracing(self, call: Any) -> Iterator[TraceRecord]:
-        """Record a trace, and count it if the user's function returns.
+        """Time and record the trace of a call that runs in this context.
 
-        **Raises:**
-
-        - `TooManyTracesError`, if the function may not be traced once more.
+        The trace counts if the user's function returns. Raises a `TooManyTracesError` if the
+        function may not be traced once more.
         """
-        record = self._record(call)
-        self._refuse_too_many(call, record)
+        record = self._new_record(call)
+        self._check_limit(call, record)
         with events.tracing(record, call.entry.name):
             yield record
         self._count(call, record)
 
     def finish(self, call: Any) -> None:
-        """Log the trace that was made in a call, now that JAX is done with it, or has failed."""
+        """Complete and log the trace of a call, if it has one, when JAX is done with the call.
+
+        JAX may also have failed.
+        """
         record = call.trace
         if record is None:
             if events.has_recompiled(call):
                 self._note_recompilation(call)
             return
-        events.finish(call.entry.name)
+        events.stop_counting(call.entry.name)
         if not call.is_traced:
             return
         if call.program is not None:
             self._of_program[call.program.number] = record
         if call.jaxpr is not None:
             record.jaxpr, record.lowering = weakref.ref(call.jaxpr), weak_lowering(call.lowered)
-            # Now, because names are found in the function and its arguments, which may die.
-            try:
-                record.constants = constants_of(call.jaxpr, [*call.function.statics, *call.statics])
-            except Exception as error:
-                # It goes through objects of the user's, which may be of any kind. The call has run,
-                # and mustn't fail for a lack of names.
-                if comes_from_signal_handler(error):
-                    raise
-            log_constants(record.function, record.constants)
+            roots = [*call.function.statics, *call.statics]
+            record.roots = [weakref.ref(each) for each in roots if type(each).__weakrefoffset__]
+            if sum(map(bytes_of, call.jaxpr.consts)) >= HUGE_BYTES:
+                log_constants(record.function, record.constants)
             if events.listeners:
-                # For a report that is read when JAX has dropped them.
+                # A report may be read when JAX has dropped the jaxpr, so compute the size now.
                 _ = record.program
         self._log(call, record)
 
     # --- One trace ----------------------------------------------------------------------------
 
-    def _record(self, call: Any) -> TraceRecord:
-        # Not under the lock, since these run the user's code.
-        site, description, functions = call_site(), call.description, self._functions(call)
-        # In one C call, because other threads change it.
-        earlier = [*self._records][-MAX_COMPARED:]
+    def _new_record(self, call: Any) -> TraceRecord:
+        """Return a record for a trace that begins now, with all that explanations compare."""
+        # Outside of the lock, because descriptions run code of the user's.
+        functions = self._functions_to_compare(call)
+        circumstances = Circumstances(
+            number=self.n_traces + 1,
+            description=call.description,
+            configuration=trace_configuration(),
+            why_dropped=call.entry.why_dropped,
+        )
+        # Copied by a single C call, because other threads append to the deque.
+        records = [*self._records]
         return TraceRecord(
-            self.name,
-            self.place,
-            site,
-            Circumstances(
-                self.n_traces + 1, description, trace_configuration(), call.entry.why_dropped
-            ),
-            [each.circumstances for each in earlier],
-            functions,
+            function=self.name,
+            place=self.place,
+            call_site=call_site(),
+            circumstances=circumstances,
+            earlier=[each.circumstances for each in records[-MAX_COMPARED:]],
+            functions=functions,
         )
 
-    def _functions(self, call: Any) -> tuple[Description, Description] | None:
-        """Return the function of the family that was traced before, and that of a first trace."""
+    def _functions_to_compare(self, call: Any) -> tuple[Description, Description] | None:
+        """Return the member of the family that was traced last, and the function of this call.
+
+        `None` if this isn't the function's first trace, or if there is no such member.
+        """
         if self.n_traces:
             return None
         function = describe_function(call)
@@ -176,14 +185,15 @@ class History:
             return None
         part = function[0].part
         self._family = _family_of(self.place, part.kind, part.nature)
-        before, self._family.latest = self._family.latest, function
-        # It may be the same, under other options.
-        return None if before in (None, function) else (before, function)
+        before = self._family.latest
+        self._family.latest = function
+        # The two are equal if one function is wrapped under several sets of options.
+        return None if before is None or before == function else (before, function)
 
-    def _refuse_too_many(self, call: Any, record: TraceRecord) -> None:
-        """Raise if a trace is one too many."""
+    def _check_limit(self, call: Any, record: TraceRecord) -> None:
+        """Raise a `TooManyTracesError` if the function may not be traced once more."""
         number = record.circumstances.number
-        # What is compiled ahead of time is asked for.
+        # Compiling ahead of time is allowed in a sealed history, because the user asks for it.
         why_not = "" if call.is_staged else self.why_sealed
         if not why_not and self._max_traces is not None and number > self._max_traces:
             limit = self._max_traces
@@ -200,57 +210,68 @@ class History:
         raise TooManyTracesError("\n".join(lines))
 
     def _count(self, call: Any, record: TraceRecord) -> None:
-        """Count a trace whose function has returned."""
+        """Count a trace in which the user's function has returned, and keep its record."""
         with self._lock:
-            # Other threads may have ended theirs meanwhile, and functions that call themselves.
+            # The number may be taken by now: other threads trace meanwhile, and a function may call
+            # itself.
             record.circumstances.number = self.n_traces + 1
-            self._refuse_too_many(call, record)
+            self._check_limit(call, record)
             self.n_traces += 1
             self._records.append(record)
             self._of_entry[call.entry] = record
-            self._forget_large()
+            self._forget_old_descriptions()
 
-    def _forget_large(self) -> None:
-        """Forget the oldest descriptions, if all have too many parts."""
+    def _forget_old_descriptions(self) -> None:
+        """Drop the oldest descriptions while all descriptions have more than `_MAX_PARTS` parts."""
         records = [*self._records]
         n_parts = 0
         for i in range(len(records) - 1, -1, -1):
             circumstances = records[i].circumstances
             n_parts += len(circumstances.description)
             if n_parts > _MAX_PARTS and circumstances.description is not UNKNOWN:
-                # These are compared with it, and may be read later.
-                for later in records[i : i + MAX_COMPARED + 1]:
-                    _ = later.explanation
+                # Explanations are computed lazily. Compute now those that need this description:
+                # the record's own, and those of the later records that are compared with it.
+                for each in records[i : i + MAX_COMPARED + 1]:
+                    _ = each.explanation
                 circumstances.description = UNKNOWN
 
     def _log(self, call: Any, record: TraceRecord) -> None:
+        """Log a trace if explanations are on, and add it to its streak."""
         is_of_family = record.functions is not None
         if record.circumstances.number == 1 and not is_of_family:
             return
         trace = Trace(record)
         if is_staging() and trace.is_internal:
-            # A library's own function, as a part of another program: nobody knows its name.
+            # A library's private function, as a part of another program: users don't know its name.
             return
         if switches[-1].on:
-            again = " again" if trace.number > 1 else ""
             logger.warning(
                 "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
-                *(trace.function, again, trace.number, trace.call_site, trace.seconds),
+                trace.function,
+                " again" if trace.number > 1 else "",
+                trace.number,
+                trace.call_site,
+                trace.seconds,
                 trace.explanation,
             )
-        # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
+        self._extend_streak(call, trace, is_of_family)
+
+    def _extend_streak(self, call: Any, trace: Trace, is_of_family: bool) -> None:
+        """Add a trace to its streak, and log the streak if that makes it full."""
         streak = self._family.streak if is_of_family else self._streak
+        # A program that is compiled ahead of time, or becomes a part of an outer program, is traced
+        # on purpose.
         if call.is_staged or is_staging() or len(streak) == _MANY:
             return
-        hits = call.function.table.info().hits
-        streak.append((trace, hits))
+        n_hits = call.function.table.info().hits
+        streak.append((trace, n_hits))
         if len(streak) == _MANY:
-            # The calls of a member are gone with it.
-            n_between = None if is_of_family else hits - streak[0][1]
+            # Each member of a family has a table of its own, so their calls can't be counted.
+            n_between = None if is_of_family else n_hits - streak[0][1]
             log_streak([each for each, _ in streak], n_between)
 
     def _note_recompilation(self, call: Any) -> None:
-        """Note why JAX has compiled a program again, without a trace."""
+        """Note and log why JAX has compiled a program again in a call, without a trace."""
         earlier = [each.circumstances for each in [*self._records]]
         if not earlier:
             return
@@ -264,5 +285,7 @@ class History:
         if found and switches[-1].on:
             logger.warning(
                 "`%s` was compiled again, without a trace, for the call at %s.\n%s",
-                *(self.name, call_site(), explanation_of(found, closest.number)),
+                self.name,
+                call_site(),
+                explanation_of(found, closest.number),
             )

@@ -1,4 +1,4 @@
-"""The log: why a function was traced once more, and again and again."""
+"""The logger `eqxjit`, the switch for explanations, and messages that are logged unasked."""
 
 import collections
 import logging
@@ -15,15 +15,17 @@ _SILENCE = '\n(`logging.getLogger("eqxjit").setLevel("ERROR")` silences these me
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
-    """The logger `eqxjit`, whose messages say whose they are, and once how to silence them.
+    """The logger `eqxjit`. It begins each message with `eqxjit:`, and says once how to silence it.
 
-    Not Python warnings, because under `-W error` these would fail what works with Equinox.
+    Messages aren't Python warnings, because under `-W error` these would fail programs that work
+    with Equinox.
     """
 
-    _has_said = False
+    _has_said_how_to_silence = False
 
     def process(self, msg: str, kwargs: Any) -> tuple[str, Any]:
-        hint, self._has_said = "" if self._has_said else _SILENCE, True
+        hint = "" if self._has_said_how_to_silence else _SILENCE
+        self._has_said_how_to_silence = True
         return f"eqxjit: {msg}{hint}", kwargs
 
 
@@ -31,53 +33,68 @@ logger = _Logger(logging.getLogger("eqxjit"), {})
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Those in force: of the environment, of each switch and `with`. The last one decides.
+#: The switches in force: first the environment variable's, then one for each call of
+#: `explain_retraces` and each `with`. The last switch decides.
 switches: "list[Explaining]" = []
 
-# Captured arrays of so many bytes are worth a message.
-_HUGE_BYTES = 100_000_000
+# Captured arrays that take at least this many bytes together are logged.
+HUGE_BYTES = 100_000_000
 
-# How many causes a message names.
+# A message names at most this many causes.
 _MAX_CAUSES = 4
 
 
 class Explaining(ContextDecorator):
-    """A switch that was set: the end of its `with` sets it back."""
+    """A switch for explanations: in force from its creation to the end of its `with` block.
+
+    Each further `with`, and each call of a function that it decorates, sets it again.
+    """
 
     def __init__(self, on: bool):
         self.on = on
-        self._is_set = True
+        # Whether no `with` has begun since the switch was created.
+        self._is_new = True
         switches.append(self)
 
     def __enter__(self) -> None:
-        if not self._is_set:
-            # A second `with`, or a call of a decorated function, maybe within another.
+        if not self._is_new:
             switches.append(self)
-        self._is_set = False
+        self._is_new = False
 
     def __exit__(self, *_: object) -> None:
         if self in switches:
             switches.remove(self)
 
     def __call__(self, fun: F) -> F:
-        # Not from here on, but in its calls.
+        # A decorator works in the calls of its function only, so this `with` ends the effect that
+        # the switch has had since its creation.
         with self:
             return super().__call__(fun)
 
 
+# The switch of the environment variable, which is never removed.
 Explaining(bool(switch("EQXJIT_EXPLAIN_RETRACES")))
 
 
 def explain_retraces(on: bool = True) -> Explaining:
-    """Log each trace after a function's first: why it was made, and how long it took.
+    """Log each trace after a function's first: why it was needed, and how long it took.
 
-    A switch, a context manager and a decorator of functions, for all threads. The environment
-    variable `EQXJIT_EXPLAIN_RETRACES=1` switches it on for a whole process. The messages are
-    warnings of the logger `eqxjit`. Warm calls stay as fast.
+    Call it to switch explanations on, or use it as a context manager or as a decorator. It works
+    for all threads. The environment variable `EQXJIT_EXPLAIN_RETRACES=1` switches explanations on
+    for a whole process. The messages are warnings of the logger `eqxjit`. Warm calls stay as fast
+    as without.
 
     **Arguments:**
 
-    - `on`: `explain_retraces(False)` switches it off.
+    - `on`: whether to log. `explain_retraces(False)` switches explanations off.
+
+    **Returns:**
+
+    A context manager and decorator, at whose end the earlier setting is in force again.
+
+    **Raises:**
+
+    - `TypeError`, if `on` isn't a `bool`, as in `@eqxjit.explain_retraces` without parentheses.
 
     !!! example
 
@@ -105,46 +122,54 @@ def explain_retraces(on: bool = True) -> Explaining:
     return Explaining(on)
 
 
-_logged_constants: set[tuple[str, CapturedArray]] = set()
+_logged_constants: set[tuple[str, tuple[CapturedArray, ...]]] = set()
 
 
 def log_constants(function: str, constants: tuple[CapturedArray, ...]) -> None:
-    """Log, once for each function and array, that a program holds very large constants."""
-    if sum([each.bytes for each in constants]) < _HUGE_BYTES:
-        return
-    key = function, constants[0]
-    if key not in _logged_constants:
+    """Log that a program holds very large constants, once for each function and largest array."""
+    key = function, constants[:1]
+    if constants and key not in _logged_constants:
         _logged_constants.add(key)
         logger.warning("`%s` %s", function, note_on(constants))
 
 
 def _with_example(cause: str, example: Difference) -> str:
+    """Return a cause with an example, or the example alone if it says as much as the cause."""
     return str(example) if cause == example.cause else f"{cause}, such as {example}"
 
 
 def log_streak(streak: list[Trace], n_between: int | None) -> None:
-    """Log that a function was traced again and again, and why each time.
+    """Log that a function was traced many times, and the causes.
 
-    `n_between` calls between these traces traced nothing, None if they are of callables that were
-    wrapped one after another.
+    `n_between` is the number of calls between these traces that traced nothing. It is None for
+    traces of several callables, which were wrapped one after another.
     """
-    often = "in a row"
+    how = "in a row"
     if n_between is None:
-        often = "for another callable each time"
+        how = "for another callable each time"
     elif n_between:
-        often = f"with {n_between:,} other call{'s' * (n_between > 1)} between"
-    causes = [causes_of(trace.differences) for trace in streak]
-    counts = collections.Counter(cause for each in causes for cause in each)
-    latest = {cause: example for each in causes for cause, example in each.items()}
-    shown = counts.most_common(_MAX_CAUSES)
-    lines = with_remedies_once(
-        (f"  - {times(n)}, the last time: {_with_example(key, latest[key])}", latest[key].remedy)
-        for key, n in shown
-    )
+        how = f"with {n_between:,} other call{'s' if n_between > 1 else ''} between"
+    counts: collections.Counter[str] = collections.Counter()
+    latest: dict[str, Difference] = {}
+    for trace in streak:
+        causes = causes_of(trace.differences)
+        counts.update([*causes])
+        latest |= causes
+    pairs: list[tuple[str, str]] = []
+    for cause, n in counts.most_common(_MAX_CAUSES):
+        example = latest[cause]
+        line = f"  - {times(n)}, the last time: {_with_example(cause, example)}"
+        pairs.append((line, example.remedy))
+    lines = with_remedies_once(pairs)
     if len(counts) > _MAX_CAUSES:
         lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
+    last = streak[-1]
     logger.warning(
         "`%s` was traced %d times %s, last for the call at %s:\n%s\nEach trace is compiled. "
         "Ignore this if you expect only a few more: it is logged once per function.",
-        *(streak[-1].function, len(streak), often, streak[-1].call_site, "\n".join(lines)),
+        last.function,
+        len(streak),
+        how,
+        last.call_site,
+        "\n".join(lines),
     )

@@ -1,36 +1,38 @@
-"""What is recorded of one trace: written by this package alone, read through `trace.Trace`."""
+"""The record of one trace. Only this package writes it; users read it through `Trace`."""
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .._places import CallSite, Place
-from .._text import short
-from .constants import CapturedArray
+from .._text import comes_from_signal_handler, short
+from .constants import CapturedArray, constants_of
 from .description import UNKNOWN, Description
-from .differences import Difference, differences, distance, of_functions
+from .differences import Difference, differences, differences_of_functions, distance
 from .size import Program, memory_in, program_of
 
-#: With how many of the traces before it a trace is compared.
+#: A trace is compared with at most this many traces before it.
 MAX_COMPARED = 16
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 
-_CHANGED = (
-    "a static object of that trace's was changed in place, or differs in what neither its text nor "
-    "its hash shows, as a dict with its keys in another order"
+_NO_VISIBLE_DIFFERENCE = (
+    "a static object was changed in place since that trace, or differs in a way that neither its "
+    "text nor its hash shows, such as the order of a dict's keys"
 )
 
 
 @dataclasses.dataclass
 class Seconds:
-    """The time that a trace took, nested functions included.
+    """The time that a trace took, including the functions nested in it.
 
-    - `tracing`: running the Python function, in seconds.
-    - `lowering`: translating the jaxpr to StableHLO, in seconds; 0 where it became part of an outer
-        program.
-    - `compiling`: compiling that, or loading it from JAX's persistent cache, in seconds.
+    - `tracing`: the seconds of running the Python function.
+    - `lowering`: the seconds of translating the jaxpr to StableHLO; 0 for a trace that became part
+        of an outer program.
+    - `compiling`: the seconds of compiling the StableHLO program, or of loading the compiled
+        program from JAX's persistent cache.
     """
 
     tracing: float = 0.0
@@ -48,14 +50,14 @@ class Seconds:
 
 @dataclasses.dataclass(eq=False)
 class Circumstances:
-    """What a trace was made for: all that explanations compare.
+    """The call that a trace was for, as far as explanations compare it with other calls.
 
     - `number`: the number of the trace, from 1.
-    - `description`: the arguments. `UNKNOWN` if they can't be described, and in the end for an old
-        trace of large trees.
+    - `description`: the description of the arguments. It is `UNKNOWN` if they can't be described.
+        The descriptions of old traces of large trees are replaced by `UNKNOWN` in time.
     - `configuration`: JAX's settings, by name.
-    - `why_dropped`: why the table dropped the entry of the trace. This list is the entry's, which
-        may be filled in later.
+    - `why_dropped`: why the table dropped the entry of the trace; empty as long as it hasn't. The
+        list belongs to the entry, which fills it in.
     """
 
     number: int
@@ -64,6 +66,8 @@ class Circumstances:
     why_dropped: list[str]
 
 
+#: How a trace differs from an earlier one, and the earlier trace's number, if it is the same
+#: function's.
 Explanation = tuple[tuple[Difference, ...], int | None]
 
 
@@ -71,19 +75,21 @@ Explanation = tuple[tuple[Difference, ...], int | None]
 class TraceRecord:
     """One trace of a function.
 
-    - `function`: the function's name, as from inside the function that defines it; `place`: where
-        the function is defined.
+    - `function`: the function's name, without the names of functions around its definition.
+    - `place`: where the function is defined.
     - `call_site`: the user's line that made the call.
-    - `circumstances`: what the trace was made for.
-    - `earlier`: the circumstances of the traces before it, with which it is compared; empty once it
-        is explained.
-    - `functions`: for the first trace of a function, if another function of the same place was
-        traced before: that function and this one.
-    - `seconds`: how long it took so far.
+    - `circumstances`: the call that the trace was for.
+    - `earlier`: the circumstances of the traces with which this one is compared. They are dropped
+        once the trace is explained.
+    - `functions`: the functions to compare in a function's first trace: the one that was traced
+        before at the same place, and this one; `None` if there is no such pair.
+    - `seconds`: the time that the trace took so far.
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
-    - `recompiled`: how later calls differed for which JAX compiled the program again.
-    - `jaxpr`, `lowering`: weak references to what JAX has made: it holds constants of the user's.
-    - `constants`: the arrays that the program closes over.
+    - `recompiled`: the differences of later calls for which JAX compiled the program again.
+    - `jaxpr`, `lowering`: weak references to JAX's jaxpr and lowering of the program. Both hold the
+        user's constants, so the record must not keep them alive.
+    - `roots`: weak references to the function and the static arguments, in which the names of
+        captured arrays are looked for.
     """
 
     function: str
@@ -97,39 +103,57 @@ class TraceRecord:
     recompiled: list[Difference] = dataclasses.field(default_factory=list)
     jaxpr: Callable[[], Any] = lambda: None
     lowering: Callable[[], Any] = lambda: None
-    constants: tuple[CapturedArray, ...] = ()
+    roots: list[weakref.ref[Any]] = dataclasses.field(default_factory=list)
     _program: Program | None = None
 
     @functools.cached_property
     def explanation(self) -> Explanation:
-        """How it differs from the closest trace before, and the number of that; made once."""
-        now, place = self.circumstances, self.place
-        earlier, self.earlier = self.earlier, ()
+        """How the trace differs from the closest earlier trace; computed lazily, once."""
+        now = self.circumstances
+        earlier = self.earlier
+        self.earlier = ()
         if not earlier:
-            functions = self.functions
-            return tuple(of_functions(*functions, place) if functions else ()), None
+            if self.functions is None:
+                return (), None
+            old, new = self.functions
+            return tuple(differences_of_functions(old, new, self.place)), None
         closest = closest_of(earlier, now.description, now.configuration)
         if UNKNOWN in (closest.description, now.description):
-            why = "the arguments are too large to be compared, or can't be"
+            why = "the arguments can't be compared, or are too large for that"
             return (Difference("unknown", "", "", why),), closest.number
-        found = differences(closest.description, now.description, place)
-        found += _settings_changed(closest.configuration, now.configuration)
+        found = differences(closest.description, now.description, self.place)
+        found += _changed_settings(closest.configuration, now.configuration)
         if not found:
-            # The call looks just like the one of that trace.
+            # The call looks just like the earlier one. Traces of one entry share its list. So if
+            # the lists are one object, the entry was there, and JAX has dropped its program.
             why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
             if closest.why_dropped is not now.why_dropped:
-                why = "".join(closest.why_dropped) or _CHANGED
+                why = "".join(closest.why_dropped) or _NO_VISIBLE_DIFFERENCE
             found = [Difference("cache evicted or cleared", "", "", why)]
         return tuple(found), closest.number
 
+    @functools.cached_property
+    def constants(self) -> tuple[CapturedArray, ...]:
+        """The arrays that the program closes over; computed lazily, once."""
+        roots = [root for ref in self.roots if (root := ref()) is not None]
+        try:
+            return constants_of(self.jaxpr(), roots)
+        except Exception as error:
+            # The search for names goes through objects of the user's, which may raise anything.
+            # Nothing must fail because of it.
+            if comes_from_signal_handler(error):
+                raise
+            return ()
+
     @property
     def program(self) -> Program | None:
-        """The size of the program, found out when it is read; `None` if JAX has dropped it."""
-        jaxpr, lowering = self.jaxpr(), self.lowering()
+        """The size of the program, computed lazily; `None` if JAX dropped the program before."""
+        jaxpr = self.jaxpr()
+        lowering = self.lowering()
         if self._program is None and jaxpr is not None:
             self._program = program_of(jaxpr, lowering, self.constants)
         elif self._program is not None and self._program.memory is None:
-            # It may have been compiled since.
+            # JAX may have compiled the program since the size was computed.
             self._program = self._program._replace(memory=memory_in(lowering))
         return self._program
 
@@ -137,27 +161,35 @@ class TraceRecord:
 def closest_of(
     earlier: Iterable[Circumstances], description: Description, configuration: dict[str, Any]
 ) -> Circumstances:
-    """Return which of these circumstances differ least from a call's; of several, the latest."""
+    """Return the circumstances that differ least from a call, the latest of equally close ones.
+
+    `description` and `configuration` are the call's.
+    """
     latest_first = [*earlier][::-1]
     described = [each for each in latest_first if each.description is not UNKNOWN] or latest_first
-    return min(
-        described[:MAX_COMPARED],
-        key=lambda each: (
-            distance(each.description, description)
-            + bool(_settings_changed(each.configuration, configuration))
-        ),
-    )
+
+    def total_distance(each: Circumstances) -> int:
+        has_changed_settings = bool(_changed_settings(each.configuration, configuration))
+        return distance(each.description, description) + has_changed_settings
+
+    return min(described[:MAX_COMPARED], key=total_distance)
 
 
-def _settings_changed(old: dict[str, Any], new: dict[str, Any]) -> list[Difference]:
-    """Return which of JAX's settings were changed."""
-    # The names depend on the release of JAX, and a user may add contexts.
-    changed = [(name, old.get(name), new[name]) for name in new if old.get(name) is not new[name]]
-    texts = [(name, _setting_text(was), _setting_text(is_now)) for name, was, is_now in changed]
-    return [Difference("configuration changed", *each) for each in texts if each[1] != each[2]]
+def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[Difference]:
+    """Return the differences between JAX's settings in two traces."""
+    found: list[Difference] = []
+    for name, value in new.items():
+        # A setting may be missing in the earlier trace, because users can add contexts of their
+        # own.
+        old_value = old.get(name)
+        if old_value is not value:
+            old_text, new_text = _setting_text(old_value), _setting_text(value)
+            if old_text != new_text:
+                found.append(Difference("configuration changed", name, old_text, new_text))
+    return found
 
 
 def _setting_text(value: Any) -> str:
-    # JAX's environment of axis names has no text.
+    # JAX's environment of axis names has no readable `repr`.
     sizes = getattr(value, "axis_sizes", None)
     return short(dict(sizes) if isinstance(sizes, Mapping) else value, 1_000)

@@ -1,4 +1,4 @@
-"""`Trace`: what a user reads of one trace; and the table of several."""
+"""The classes by which users read traces: `Trace`, and `TraceList`, which shows as a table."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -14,18 +14,18 @@ from .size import Memory, Program
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Trace:
-    """One trace of a function."""
+    """One trace of a function: what it was for, why it was needed, and how long it took."""
 
     _record: TraceRecord
 
     @property
     def function(self) -> str:
-        """The function's qualified name, as from inside the function that defines it."""
+        """The function's qualified name, without the names of functions around its definition."""
         return self._record.function
 
     @property
     def number(self) -> int:
-        """Counts the traces of the function, from 1."""
+        """The number of the trace among the traces of the function, from 1."""
         return self._record.circumstances.number
 
     @property
@@ -35,7 +35,7 @@ class Trace:
 
     @property
     def seconds(self) -> Seconds:
-        """How long it took so far. It may be compiled later than it is traced."""
+        """The time that the trace took so far. Its program may be compiled later."""
         return dataclasses.replace(self._record.seconds)
 
     @property
@@ -45,63 +45,69 @@ class Trace:
 
     @property
     def recompiled(self) -> tuple[Difference, ...]:
-        """How calls differed for which JAX compiled the program again, without a trace.
+        """How later calls differed for which JAX compiled the program again without a trace.
 
-        Mostly by another device or sharding.
+        Most often they have a different device or sharding.
         """
         return tuple(self._record.recompiled)
 
     @property
     def is_internal(self) -> bool:
-        """Whether the function is a library's, and not one that users call by its name."""
+        """Whether the function is a library's, without a public name by which users call it."""
         return is_internal(self._record.place)
 
     # --- The explanation ----------------------------------------------------------------------
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """The ways in which it differs from the closest earlier trace; empty for the first."""
+        """The ways in which the trace differs from the closest earlier trace.
+
+        The first trace of a function has none, unless a function defined on the same line was
+        traced before.
+        """
         return self._record.explanation[0]
 
     @property
     def compared_with(self) -> int | None:
-        """The number of that earlier trace; `None` for the first."""
+        """The number of the earlier trace that `differences` compares with; `None` without one."""
         return self._record.explanation[1]
 
     # --- What was compiled --------------------------------------------------------------------
 
     @property
     def program(self) -> Program | None:
-        """Its equations, the lines and loops that make them, and its memory.
+        """The size of the program: its equations, the lines and loops behind them, its memory.
 
-        `None` where it became part of an outer program, or was first read when JAX had dropped it.
+        `None` if the trace became part of an outer program, or if JAX dropped the program before
+        anybody read its size.
         """
         return self._record.program
 
     @property
     def equations(self) -> int | None:
-        """The size of the jaxpr, nested ones included; `None` without a `program`."""
+        """The number of equations, nested ones included; `None` without a `program`."""
         return None if self.program is None else self.program.equations
 
     @property
     def memory(self) -> Memory | None:
-        """The memory that XLA takes for the program; `None` where that isn't known."""
+        """The memory that the compiled program needs; `None` if that isn't known."""
         return None if self.program is None else self.program.memory
 
     # --- Texts --------------------------------------------------------------------------------
 
     @property
     def reason(self) -> str:
-        """Why it was made: `"first trace"`, or how it differs from the closest one before."""
+        """Why the function was traced: `"first trace"`, or the differences in one line."""
         return "; ".join(listed(self.differences)) or "first trace"
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The arguments that it was made for: each part by its path, arrays as `float32[3]`.
+        """The arguments of the traced call: the text of each part by its path.
 
-        Empty for trees that are too large to be described, and for old traces of large trees.
+        Arrays are texts like `float32[3]`. The dict is empty for trees that are too large to be
+        described, and for old traces of large trees.
         """
-        # Made each time, because lines are named from the working directory, which may change.
+        # Not cached, because texts name lines relative to the working directory, which may change.
         description = self._record.circumstances.description
         rows = () if description is UNKNOWN else description
         return {row.path: str(row.part) for row in rows}
@@ -120,12 +126,15 @@ class Trace:
 
     @property
     def explanation(self) -> str:
-        """A line for each difference, with what to do about it, if anything."""
+        """The differences with their remedies, one line each, as the log has them."""
         return explanation_of(*self._record.explanation)
 
 
 def explanation_of(differences: Iterable[Difference], compared_with: int | None = None) -> str:
-    """Return a line for each difference from a trace, with what to do about it."""
+    """Return a line for each difference, with its remedy.
+
+    `compared_with` is the number of the trace from which the call differs, for a line before them.
+    """
     lines = [f"  - {line}" for line in listed(differences, with_remedies=True)]
     if compared_with is not None:
         lines.insert(0, f"  Compared with trace {compared_with}:")
@@ -133,7 +142,7 @@ def explanation_of(differences: Iterable[Difference], compared_with: int | None 
 
 
 class TraceList(list[Trace]):
-    """The traces of a function: a list, which shows as a table in a terminal and in a notebook."""
+    """A list of traces, which shows as a table in a terminal and in a notebook."""
 
     def __repr__(self) -> str:
         if not self:
@@ -144,7 +153,7 @@ class TraceList(list[Trace]):
             why = " ".join("; ".join([each.reason, *again]).split())
             seconds = f"{each.seconds.total:.3g}"
             rows.append((str(each.number), each.function, str(each.call_site), seconds, why))
-        # The last column may be of any width.
+        # The last column isn't padded, because its texts may be long.
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
         lines = ["  ".join(map(str.ljust, row, [*widths, 0])) for row in rows]
         return "\n".join(lines)
@@ -158,6 +167,15 @@ class TraceList(list[Trace]):
             why = trace.explanation or "first trace"
             if trace.recompiled:
                 why += f"\ncompiled again:\n{explanation_of(trace.recompiled)}"
-            what = trace.function, trace.number, why, trace.call_site
-            rows.append((*what, f"{trace.seconds.total:.3g}", trace.summary, trace.memory or ""))
+            rows.append(
+                (
+                    trace.function,
+                    trace.number,
+                    why,
+                    trace.call_site,
+                    f"{trace.seconds.total:.3g}",
+                    trace.summary,
+                    trace.memory or "",
+                )
+            )
         return block(table(headings, rows))

@@ -1,4 +1,4 @@
-"""Says in the log which function is traced, lowered or compiled, where that takes long."""
+"""Warns in the log, from a thread of its own, of a function that takes long to trace or compile."""
 
 import contextlib
 import dataclasses
@@ -10,13 +10,19 @@ from .._places import innermost_line
 from .log import logger
 from .record import TRACING, TraceRecord
 
-#: After how many seconds of one phase a warning comes.
+#: A warning is logged after each of these numbers of seconds of one phase.
 BOUNDS = [10.0, 60.0, 300.0, 900.0]
 
 
 @dataclasses.dataclass(eq=False)
 class Phase:
-    """A phase of a trace that is under way."""
+    """Tracing, lowering or compiling of a function, under way right now.
+
+    - `name`: `"tracing"`, `"lowering"` or `"compiling"`.
+    - `record`: the record of the trace that the phase is for.
+    - `begun`: the time when the phase began, by `time.perf_counter()`.
+    - `n_warnings`: how many warnings about the phase were logged so far.
+    """
 
     name: str
     record: TraceRecord
@@ -24,35 +30,47 @@ class Phase:
     n_warnings: int = 0
 
     def warn_if_due(self, thread: int) -> None:
-        record, seconds = self.record, time.perf_counter() - self.begun
+        """Log a warning if the phase of this thread has passed the next bound."""
+        record = self.record
+        seconds = time.perf_counter() - self.begun
         if seconds < [*BOUNDS, float("inf")][self.n_warnings]:
             return
         self.n_warnings += 1
-        more, line = "", innermost_line(sys._current_frames().get(thread))
+        details = ""
         if self.name == TRACING:
-            more = f", and runs {line} now" if line else ""
-        elif (program := record.program) is not None:
-            # It was lowered before.
-            lines = [f"\n  {line}" for line in program.lines]
-            more = f"; it has {program.equations:,} equations{':' if lines else ''}{''.join(lines)}"
+            line = innermost_line(sys._current_frames().get(thread))
+            details = f", and runs {line} now" if line else ""
+        else:
+            # The program is known if JAX has lowered it before, in an earlier call.
+            program = record.program
+            if program is not None:
+                details = f"; it has {program.equations:,} equations"
+                if program.lines:
+                    details += ":" + "".join([f"\n  {line}" for line in program.lines])
         logger.warning(
             "`%s`, called at %s, has been %s for %.3g s%s.",
-            *(record.function, record.call_site, self.name, seconds, more),
+            record.function,
+            record.call_site,
+            self.name,
+            seconds,
+            details,
         )
 
 
-#: The outermost of each thread, by its number.
+#: The outermost phase of each thread, by the thread's number.
 under_way: dict[int, Phase] = {}
+#: The thread that runs `watch`. It ends when nothing is under way, and is started anew.
 watcher = threading.Thread()
 
 
 def watch() -> None:
-    """Warn of what takes long, until nothing is under way."""
+    """Warn of phases that take long, until no phase is under way."""
     while under_way:
-        # Not woken, which would take the interpreter from the thread that traces.
+        # Sleep rather than wait for an event: setting one would cost the tracing thread time.
         time.sleep(min(1.0, BOUNDS[0] / 4))
         for thread, phase in [*under_way.items()]:
-            # The thread goes on watching others if it can't read a program, as of another release
-            # of JAX, or can't log. Signal handlers raise in the main thread only.
+            # An error in one warning must not end the watch over the other threads. It may come
+            # from a program of a release of JAX that we can't read, or from a log handler. It can't
+            # come from a signal handler, because these run in the main thread only.
             with contextlib.suppress(Exception):
                 phase.warn_if_due(thread)

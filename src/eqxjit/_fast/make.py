@@ -15,8 +15,8 @@ from .._compat import (
 )
 from .._spec.arrays import passed, wait_for
 from .._spec.static_key import Opaque, same
-from .._spec.tree import ARRAY, ARRAY_CLASSES, DICT, is_array
-from .writer import TooLarge, Writer, is_for_slow_path
+from .._spec.tree import ARRAY, ARRAY_CLASSES, is_array
+from .writer import Writer, is_for_slow_path
 
 if native is not None:
     # What it compares with, and calls.
@@ -86,24 +86,6 @@ def native_enabled() -> bool:
         ```
     """
     return native is not None
-
-
-def fast_path(call: Any) -> Any | None:
-    """Return a fast path for calls like one that the slow path has made; None if it can't be."""
-    if call.spec[4][0] != DICT:
-        # A name of a class derived from `str`.
-        return None
-    # It needn't match the very call that it is made for, whose function may have changed an
-    # argument in place: the slow path then serves the next call, too.
-    entry = call.entry
-    if native is not None:
-        parts = *call.spec[3:], entry.outs, len(call.statics)
-        return native.Fast(entry, entry.jitted, *parts, entry.n_arrays, entry.n_fun)
-
-    try:
-        return PythonFast(call.function, entry)
-    except TooLarge:
-        return None
 
 
 def link(wrapper: Any, handler: Any) -> None:

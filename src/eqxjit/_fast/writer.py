@@ -19,7 +19,7 @@ import numpy as np
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import GENERATED_FOLDER, trim
-from .._spec.arrays import has_tracers, passed, wait_for
+from .._spec.arrays import passed, wait_for
 from .._spec.static_key import ITEMS, THEMSELVES, Static, same
 from .._spec.tree import (
     ARRAY,
@@ -29,6 +29,7 @@ from .._spec.tree import (
     NODE,
     SEQUENCE,
     Spec,
+    has_tracers,
     is_array,
     parts_of,
 )

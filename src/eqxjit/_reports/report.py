@@ -1,6 +1,5 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -26,11 +25,11 @@ from .._text import bytes_text, times
 from .operations import Caller, caller_of
 from .timeline import ReportSpan, chrome_trace, spans_of
 
-# Fewer operations outside of any jit aren't worth a note.
+# Operations outside of any jit get a note if there are at least this many.
 _MANY_OPERATIONS = 10
-# What a row names: functions that a line calls, and causes of traces.
+# A row names at most this many functions that a line calls, and this many causes of traces.
 _MAX_SHOWN = 4
-# An operation that was compiled so often for another function of one code is worth a note.
+# An operation gets a note if it was compiled for at least this many functions of one code.
 _MANY_FUNCTIONS = 3
 
 
@@ -39,14 +38,15 @@ class ReportRow(NamedTuple):
 
     - `function`: the function's name. For operations, the functions that the line calls and the
         line, such as `optax.global_norm at train.py:31`.
-    - `traces`: how often it was traced, or compiled once more without tracing.
-    - `seconds`: how long that took, without what has another row: functions under `filter_jit`
-        that were traced meanwhile, and what was compiled meanwhile.
-    - `share`: the part of the report's total seconds, from 0 to 1.
-    - `persistent_cache_hits`: how many of its programs came from JAX's persistent cache.
-    - `program`: its largest program; `None` for a function that isn't under eqxjit's
+    - `traces`: how many times the function was traced, or compiled again without a trace.
+    - `seconds`: how long tracing, lowering and compiling took, without the time of nested functions
+        that have rows of their own.
+    - `share`: the row's part of the report's total seconds, from 0 to 1.
+    - `persistent_cache_hits`: how many of the function's programs came from JAX's persistent cache.
+    - `program`: the function's largest program; `None` for a function that isn't under eqxjit's
         `filter_jit`.
-    - `reason`: why it was traced again: each cause of a tenth of its traces, and how often.
+    - `reason`: why the function was traced again: each cause of at least a tenth of the traces,
+        with the number of these traces.
     """
 
     function: str
@@ -59,36 +59,23 @@ class ReportRow(NamedTuple):
 
     @property
     def is_never_cached(self) -> bool:
-        """True if JAX's persistent cache is on, and never holds that program."""
+        """True if JAX's persistent cache is on, and can't hold the row's program."""
         config: Any = jax.config
         is_on = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
         return bool(is_on and self.program and self.program.calls_python)
 
     @property
     def notes(self) -> list[str]:
-        """What to know about the program's size, its memory and the persistent cache."""
+        """Notes on the program's size, its memory and the persistent cache."""
         program = self.program
         if program is None:
             return []
-        lines = "".join([f"\n    {line}" for line in program.lines])
-        notes = [f"{program.equations:,} equations, most of them by{lines}"] if lines else []
+        notes: list[str] = []
+        if program.lines:
+            lines = "".join([f"\n    {line}" for line in program.lines])
+            notes.append(f"{program.equations:,} equations, most of them by{lines}")
         notes += program.notes
-        if program.memory is not None:
-            n_bytes, saves = program.memory.temporaries, program.donation_saves
-            # XLA fuses larger ones away.
-            made = [each for each in program.largest_arrays if each.bytes <= n_bytes * each.number]
-            arrays = [str(each) for each in made]
-            if arrays and n_bytes >= MANY_BYTES:
-                notes.append(
-                    f"it takes {bytes_text(n_bytes)} of temporaries. The largest arrays: "
-                    f"{'; '.join(arrays)}. `jax.checkpoint` keeps fewer for a gradient; others may "
-                    "be made block by block (`jax.lax.map` with `batch_size`)."
-                )
-            if not program.memory.donated and saves >= MANY_BYTES:
-                notes.append(
-                    f"it returns {bytes_text(saves)} of arrays with the shapes of its arguments: "
-                    'where these aren\'t used again, `filter_jit(donate="all")` saves that much.'
-                )
+        notes += _notes_on_memory(program)
         if self.is_never_cached:
             notes.append(
                 "it never comes from JAX's persistent cache, because it calls Python "
@@ -97,50 +84,79 @@ class ReportRow(NamedTuple):
         return [f"{self.function}: {note}" for note in notes]
 
 
+def _notes_on_memory(program: Program) -> list[str]:
+    """Return notes on large temporary arrays, and on memory that donation would save."""
+    if program.memory is None:
+        return []
+    notes: list[str] = []
+    n_bytes = program.memory.temporaries
+    # If a single array is larger than all temporaries together, XLA has fused it away.
+    existing = [each for each in program.largest_arrays if each.bytes <= n_bytes * each.number]
+    if existing and n_bytes >= MANY_BYTES:
+        notes.append(
+            f"it takes {bytes_text(n_bytes)} of temporaries. The largest arrays: "
+            f"{'; '.join(map(str, existing))}. `jax.checkpoint` keeps fewer for a gradient; others "
+            "may be made block by block (`jax.lax.map` with `batch_size`)."
+        )
+    saved = program.donation_saves
+    if not program.memory.donated and saved >= MANY_BYTES:
+        notes.append(
+            f"it returns {bytes_text(saved)} of arrays with the shapes of its arguments: "
+            'where these aren\'t used again, `filter_jit(donate="all")` saves that much.'
+        )
+    return notes
+
+
 def _rows(spans: list[ReportSpan]) -> list[ReportRow]:
     """Return a row for each function and each line of operations, the costliest first."""
     groups: dict[Any, list[ReportSpan]] = defaultdict(list)
     for span in spans:
         line = span.called_by if span.operation else None
         groups[span.function if line is None else line[:2]].append(span)
-    rows, total_seconds = list[ReportRow](), _total_seconds(spans) or 1.0
-    for those in groups.values():
-        seconds = Seconds()
-        for span in those:
-            spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
-            setattr(seconds, span.phase, spent)
-        # A program that is compiled for another device has no trace, nor has JAX's function.
-        traces = _traces_of(those)
-        programs = [program for trace in traces if (program := trace.program) is not None]
-        n_traces = max(len(traces), sum([span.phase == COMPILING for span in those]))
-        rows.append(
-            ReportRow(
-                function=_name_of(those),
-                traces=n_traces,
-                seconds=seconds,
-                share=seconds.total / total_seconds,
-                persistent_cache_hits=sum([span.from_persistent_cache for span in those]),
-                program=max(programs, key=lambda program: program.equations, default=None),
-                reason=_reason_of(traces, n_traces),
-            )
-        )
+    total_seconds = _total_seconds(spans) or 1.0
+    rows = [_row(group, total_seconds) for group in groups.values()]
     return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
 
 
-def _name_of(those: list[ReportSpan]) -> str:
-    first = those[0]
+def _row(group: list[ReportSpan], total_seconds: float) -> ReportRow:
+    """Return the row for the spans of one function, or of one line of operations."""
+    seconds = Seconds()
+    for span in group:
+        spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
+        setattr(seconds, span.phase, spent)
+    traces = _traces_of(group)
+    programs = [program for trace in traces if (program := trace.program) is not None]
+    # Compilations count, too, because functions of others have no traces, and a program may be
+    # compiled again without one, for a different device, say.
+    n_traces = max(len(traces), sum([span.phase == COMPILING for span in group]))
+    return ReportRow(
+        function=_name_of(group),
+        traces=n_traces,
+        seconds=seconds,
+        share=seconds.total / total_seconds,
+        persistent_cache_hits=sum([span.from_persistent_cache for span in group]),
+        program=max(programs, key=lambda program: program.equations, default=None),
+        reason=_reason_of(traces, n_traces),
+    )
+
+
+def _name_of(group: list[ReportSpan]) -> str:
+    """Return the name of the row for some spans."""
+    first = group[0]
     if not first.operation or first.called_by is None:
         return first.function
-    seconds = Counter[str]()
-    for span in those:
-        seconds[span.operation] += span.seconds  # type: ignore[assignment]
-    names = [name for name, _ in seconds.most_common(_MAX_SHOWN)]
-    more = ", ..." * (len(seconds) > _MAX_SHOWN)
-    return f"{', '.join(names)}{more} at {first.called_by}"
+    seconds: dict[str, float] = defaultdict(float)
+    for span in group:
+        seconds[span.operation] += span.seconds
+    names = sorted(seconds, key=lambda name: seconds[name], reverse=True)
+    shown = names[:_MAX_SHOWN]
+    if len(names) > _MAX_SHOWN:
+        shown.append("...")
+    return f"{', '.join(shown)} at {first.called_by}"
 
 
 def _reason_of(traces: TraceList, n_traces: int) -> str:
-    """Return each cause of a tenth of the traces, and how often it was one."""
+    """Return each cause of at least a tenth of the traces, with the number of these traces."""
     causes = Counter[str]()
     for trace in traces:
         causes.update([*causes_of(trace.differences), *causes_of(trace.recompiled)])
@@ -152,15 +168,18 @@ def _reason_of(traces: TraceList, n_traces: int) -> str:
 
 
 def _total_seconds(spans: list[ReportSpan]) -> float:
+    """Return the time that all spans took, without counting nested spans twice."""
     return sum([span.seconds for span in spans if span.depth == 0])
 
 
 def _wall_seconds(spans: list[ReportSpan]) -> float:
-    """Return how long at least one thread was at it."""
-    seconds, end = 0.0, 0.0
+    """Return the time in which at least one thread was in a span. Spans are sorted by start."""
+    seconds = 0.0
+    end_so_far = 0.0
     for span in spans:
-        seconds += max(0.0, span.start + span.seconds - max(end, span.start))
-        end = max(end, span.start + span.seconds)
+        end = span.start + span.seconds
+        seconds += max(0.0, end - max(end_so_far, span.start))
+        end_so_far = max(end_so_far, end)
     return seconds
 
 
@@ -169,14 +188,14 @@ def _traces_of(spans: list[ReportSpan]) -> TraceList:
 
 
 def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
-    """Return remarks on operations outside of any jit, and on functions that stand out."""
+    """Return notes on operations outside of any jit, and on functions that stand out."""
     by_line: dict[Any, list[ReportSpan]] = defaultdict(list)
     for span in spans:
-        # Phases of one function come one after another.
+        # Within the trace of a function, operations aren't outside of any jit.
         if span.depth == 0 and span.called_by and span.operation:
             by_line[span.called_by].append(span)
     notes: list[str] = []
-    operations = [span for those in by_line.values() for span in those]
+    operations = [span for group in by_line.values() for span in group]
     n = sum([span.phase == COMPILING for span in operations])
     share = _total_seconds(operations) / (_total_seconds(spans) or 1.0)
     if n >= _MANY_OPERATIONS and share >= 0.25:
@@ -185,15 +204,19 @@ def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
             f"{share:.0%} of the compile time went into {n} operations outside of any jit, most of "
             f"all by {line} (`{line.function}`): call them in a jitted function."
         )
-    for line, those in by_line.items():
-        notes += _note_on_functions(line, those)
+    for line, group in by_line.items():
+        notes += _note_on_new_functions(line, group)
     return notes + [note for row in rows for note in row.notes]
 
 
-def _note_on_functions(line: CallSite, those: list[ReportSpan]) -> list[str]:
-    """Return a note on an operation that is passed a new function each time, such as a body."""
+def _note_on_new_functions(line: CallSite, group: list[ReportSpan]) -> list[str]:
+    """Return a note if a line passes a new function, such as a body, to each call of an operation.
+
+    `group` are the spans of the operations that the line calls.
+    """
+    # The numbers of the functions of one code that were passed to one operation.
     numbers: dict[Any, set[int]] = defaultdict(set)
-    for span in those:
+    for span in group:
         for code, number in span._functions:
             numbers[span.operation, code].add(number)
     for (operation, code), found in numbers.items():
@@ -208,14 +231,15 @@ def _note_on_functions(line: CallSite, those: list[ReportSpan]) -> list[str]:
 
 
 class CompileReport:
-    """The report of what was compiled within a `compile_report`; up to date at any time.
+    """The report of what was compiled within a `compile_report`. It is up to date at any time.
 
-    `str(report)` is the table, which a notebook shows as HTML; `report.rows` its rows, the
-    costliest first; `report.spans` the timeline.
+    `str(report)` is the table, which a notebook shows as HTML. `report.rows` are the rows, the
+    costliest first. `report.spans` is the timeline.
     """
 
     def __init__(self) -> None:
-        # With the numbers of their threads, of which several may have one name.
+        # A span for each phase that ended, with the number of its thread. The name in the span
+        # doesn't identify a thread.
         self._events: list[tuple[int, ReportSpan]] = []
 
     @property
@@ -225,7 +249,7 @@ class CompileReport:
 
     @property
     def total_seconds(self) -> float:
-        """The time that everything took, in seconds. Threads add up."""
+        """The time of all spans, in seconds. The times of several threads are added."""
         return _total_seconds(self.spans)
 
     @property
@@ -235,15 +259,16 @@ class CompileReport:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks on functions that stand out, and on operations outside of any jit."""
+        """Notes on functions that stand out, and on operations outside of any jit."""
         spans = self.spans
         return _notes(spans, _rows(spans))
 
     @property
     def spans(self) -> list[ReportSpan]:
-        """The phases of all functions, by the time at which they began.
+        """The phases of all functions, in the order in which they began.
 
-        Tracing JAX's operations within a function is part of that function's span.
+        The time that it takes to trace JAX's operations within a function is part of the function's
+        span.
         """
         return spans_of([*self._events])
 
@@ -271,7 +296,7 @@ class CompileReport:
         path.write_text(text, encoding="utf-8")
 
     def _shown(self) -> tuple[str, list[list[str]], list[str]]:
-        """Return a title, the headings and rows of a table, and notes."""
+        """Return the title of the report, the cells of its table with headings first, and notes."""
         spans = self.spans
         rows = _rows(spans)
         if not rows:
@@ -280,8 +305,9 @@ class CompileReport:
         n_threads = len({thread for thread, _ in self._events})
         if n_threads > 1:
             title += f" in {n_threads} threads, {_wall_seconds(spans):.3g} s of wall time"
-        columns = [_columns(row) for row in rows]
-        cells = [[*columns[0]], *[[*each.values()] for each in columns]]
+        by_heading = [_texts_by_heading(row) for row in rows]
+        headings = [*by_heading[0]]
+        cells = [headings, *[[*texts.values()] for texts in by_heading]]
         return title, cells, _notes(spans, rows)
 
     def _repr_html_(self) -> str:
@@ -292,16 +318,17 @@ class CompileReport:
         title, cells, notes = self._shown()
         lines = [title]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)][1:]
-        # Texts come last, as in Python's profiles: they may be of any length.
+        # The first column is shown last, as in Python's profiles, because its texts may be long.
         for text, *numbers in filter(None, cells):
             line = "".join([f"  {number:>{n}}" for number, n in zip(numbers, widths, strict=True)])
-            lines.append(f"{line}  {text}".replace("\n", f"\n{'':{len(line) + 4}}"))
+            indent = " " * (len(line) + 4)
+            lines.append(f"{line}  {text}".replace("\n", f"\n{indent}"))
         return "\n".join([*lines, *notes])
 
 
-def _columns(row: ReportRow) -> dict[str, str]:
-    """Return the text of each column, by its heading."""
-    memory = row.program and row.program.memory
+def _texts_by_heading(row: ReportRow) -> dict[str, str]:
+    """Return the text of each cell of a row, by the heading of its column."""
+    memory = row.program.memory if row.program else None
     arguments, outputs, _, temporaries = map(bytes_text, memory) if memory else [""] * 4
     return {
         "function, and why it was traced again": f"{row.function}\n{row.reason}".rstrip(),
@@ -320,15 +347,24 @@ def _columns(row: ReportRow) -> dict[str, str]:
 
 @contextmanager
 def recording(report: CompileReport) -> Iterator[CompileReport]:
-    """Fill in a report, without printing it."""
+    """Fill in a report with what JAX does in this context, in any thread."""
     begun = time.perf_counter()
 
     def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
-        when, thread = time.perf_counter() - begun - seconds, threading.current_thread().name
-        line, operation, functions = caller_of(function) if record is None else Caller(None)
-        trace = None if record is None else Trace(record)
-        span = ReportSpan(function, phase, when, seconds, thread, from_cache, trace, line)
-        span = dataclasses.replace(span, operation=operation, _functions=functions)
+        start = time.perf_counter() - begun - seconds
+        caller = caller_of(function) if record is None else Caller(None)
+        span = ReportSpan(
+            function=function,
+            phase=phase,
+            start=start,
+            seconds=seconds,
+            thread=threading.current_thread().name,
+            from_persistent_cache=from_cache,
+            trace=None if record is None else Trace(record),
+            called_by=caller.line,
+            operation=caller.operation,
+            _functions=caller.functions,
+        )
         report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)
@@ -340,19 +376,21 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
 
 @contextmanager
 def compile_report(*, print: bool = True) -> Iterator[CompileReport]:
-    """Print one table of everything that is compiled inside it, the costliest function first.
+    """Print one table of everything that is compiled in its context, the costliest function first.
 
-    It includes nested functions, and also `jax.jit` functions and operations of JAX, unless they
-    are traced as part of another function. Operations outside of any jit have one row for each of
-    your lines. The seconds of a function leave out functions under `filter_jit` that are traced
-    within its trace, because these have rows of theirs. Threads add up.
+    The table includes `jax.jit` functions and operations of JAX, unless they are traced as a part
+    of another function. Operations outside of any jit have one row for each of your lines. The
+    seconds of a function leave out functions under `filter_jit` that are traced within its trace,
+    because these have rows of their own. The times of several threads are added.
 
     **Arguments:**
 
-    - `print`: whether to print the table at the end.
+    - `print`: whether to print the table at the end. In a notebook the cell shows it as HTML.
 
-    It yields a `CompileReport`, with `rows`, `spans` and `save`, which can be read at any time. In
-    a notebook the cell shows the table as HTML.
+    **Returns:**
+
+    A context manager that yields a `CompileReport`, with `rows`, `spans` and `save`. The report can
+    be read at any time.
 
     !!! example
 
@@ -382,7 +420,7 @@ def compile_report(*, print: bool = True) -> Iterator[CompileReport]:
 
 def show(report: Any) -> None:
     """Print a report, or have a notebook show it."""
-    # Not imported, because without it there is no notebook.
+    # IPython isn't imported here, because there is no notebook unless it is imported already.
     ipython = sys.modules.get("IPython")
     if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
         from IPython.display import display

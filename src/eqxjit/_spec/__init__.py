@@ -1,4 +1,5 @@
-"""One description of a pytree: `split`, `combine`, and keys of static objects.
+"""Specs, which describe pytrees: `split`, `combine`, and the keys of static objects.
 
-May import: nothing but what lies beside the packages. Start at `tree.py`.
+This package may import no other package, only the modules beside the packages, such as
+`_compat.py`. Start reading at `tree.py`.
 """

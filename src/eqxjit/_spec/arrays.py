@@ -14,7 +14,6 @@ below transformations, which may keep an array for a later pass, it copies every
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,7 +29,7 @@ from .._compat import (
     tells_transformations,
     wrapped_by_tracer,
 )
-from .tree import ARRAY_CLASSES
+from .tree import ARRAY_CLASSES, has_tracers
 
 _ALIGNMENT = 64
 
@@ -135,13 +134,6 @@ def copy_numpy(array: np.ndarray) -> np.ndarray:
     copied = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copied[...] = array
     return copied
-
-
-def has_tracers(arrays: Sequence[Any]) -> bool:
-    """Return whether some transformation passes its tracers in the place of arrays."""
-    return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
-        isinstance(array, Tracer) for array in arrays
-    )
 
 
 def wait_for(arrays: list[Any]) -> None:

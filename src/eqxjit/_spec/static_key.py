@@ -1,11 +1,15 @@
-"""The key of a static object: hashable, and equal to another's exactly if one program serves both.
+"""Static keys. The keys of two static objects are equal exactly if one program may serve both.
 
-Unlike `==`, by which `equinox.filter_jit` compares, keys tell `1` from `True` and `1.0`, `0.0` from
-`-0.0`, and one order of a dict's items from another, also inside of builtin containers, dataclasses
-with a generated `__eq__` and Modules; and NaN equals NaN. A container is copied into its key, so
-that a later change in place shows. What Python compares by identity is compared by identity here:
-an object without an `__eq__`, and the `__self__` of a method. For all else the type, its `hash` and
-its `==` decide, in this order, as in a lookup in a dict.
+A key is hashable. `equinox.filter_jit` compares static objects by `==`. Keys differ from that:
+
+- `1`, `True` and `1.0` have different keys, and so have `0.0` and `-0.0`. NaN equals NaN.
+- Dicts with equal items in a different order have different keys.
+- Both rules also hold inside of builtin containers, Modules, and dataclasses whose `__eq__` is
+    generated.
+- The parts of a container are copied into its key, so a later change in place is noticed.
+
+Objects whose class has no `__eq__` are compared by identity, and so is the `__self__` of a method.
+Any other object is compared by its type, then its `hash`, then its `==`, as in a lookup in a dict.
 """
 
 import collections
@@ -16,7 +20,7 @@ import math
 import struct
 import types
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -25,29 +29,34 @@ import numpy as np
 
 from .._compat import ArrayImpl, fields_of, has_generated_eq, native
 
-#: Static containers of more entries, nested ones included, are compared as in Equinox: the very
-#: object counts as unchanged, another one is asked by `==`. A warm call looks at each entry.
+#: A static container with more parts than this, nested parts included, isn't read into its key,
+#: because each warm call compares all parts. As in Equinox, the same object then counts as
+#: unchanged, and a different object is compared by `==`.
 MAX_PARTS = 100
 
-# How a key in the form (reader, class, names or None, part, ...) was read; as in `native.c`.
+# The key of an object that is read into parts is `(reader, class, names or None, part, ...)`, where
+# these numbers stand for the readers. `native.c` has the same numbers.
 NUMBER, ITEMS, PAIRS, FIELDS, OTHER = range(5)
 
-#: The types whose objects are their own keys, because they equal none of another type.
+#: The types whose objects are their own keys, because an object of a different type never has an
+#: equal key.
 THEMSELVES = frozenset({str, int, bytes, type(None)})
 
-#: The types of static objects that can't change and hold nothing else.
+#: The types of static objects that can't change and refer to no other objects.
 CONSTANTS = THEMSELVES | {bool, float, complex}
 
 
 class Opaque:
-    """The key of an object that isn't read into parts. It keeps the object alive.
+    """The key of an object that isn't read into parts. The key keeps the object alive.
 
     - `value`: the object.
-    - `identity_suffices`: whether the very object counts as unchanged, without a `hash`.
-    - `content`: stands for the object in comparisons. For an array, what it held when the key was
-        made. For an object that is compared by identity, its `id`, which no other object can get
-        as long as the key lives. None for an object whose `hash` and `==` decide.
-    - `hash`: the hash of the object or of its `content`; None for an object that has no hash.
+    - `identity_suffices`: whether the same object counts as unchanged, without comparing hashes.
+    - `content`: a tuple that is compared instead of the object. For an array it is the dtype, the
+        shape and a digest of the numbers at the time when the key was created. For an object that
+        is compared by identity it is the `id`, which no other object can have while the key lives.
+        `None` for an object that is compared by its `hash` and `==`.
+    - `hash`: the hash of the first two items of `content` or, without a `content`, of the object.
+        `None` if the object has no hash.
     """
 
     __slots__ = ("content", "hash", "identity_suffices", "value")
@@ -57,11 +66,11 @@ class Opaque:
         self.identity_suffices = identity_suffices
         self.content = content
         try:
-            # The hash of an array covers its dtype and shape alone, not the numbers that its owner
-            # may change in place: the very array stays found.
+            # The hash of an array covers only its dtype and shape. So an array whose numbers are
+            # changed in place is still found.
             self.hash = hash(value if content is None else content[:2])
         except TypeError:
-            # Python's way to say that something has no hash, as a tuple of lists hasn't.
+            # The object has no hash, like a list, or like a tuple that contains a list.
             self.hash = None
 
     def __hash__(self) -> int:
@@ -74,14 +83,14 @@ class Opaque:
             return True
         if other.hash != self.hash:
             return False
-        # An array's own `==` broadcasts, and has no single answer.
+        # The `==` of an array would return an array, not a bool.
         if self.content is not None:
             return other.content == self.content
         return other.value is self.value or bool(other.value == self.value)
 
     @property
     def has_hash(self) -> bool:
-        """Whether the object was hashed when the key was made."""
+        """Whether the object itself has been hashed for this key."""
         return self.content is None and self.hash is not None
 
     @property
@@ -90,18 +99,18 @@ class Opaque:
         has_content = self.content is not None and len(self.content) > 1
         return has_content and type(self.value) is not ArrayImpl
 
-    def identify(self) -> None:
-        """Have the key equal its very object alone from now on.
+    def compare_by_identity(self) -> None:
+        """From now on, let the key equal only keys of the same object.
 
-        The very array counts as unchanged whatever its owner writes into it, so a program that is
-        traced later may hold other numbers than the key says. That program must not serve other
-        arrays that equal what this array once held.
+        The same array counts as unchanged, whatever its owner writes into it. So a program that is
+        traced later may have compiled in other numbers than those in `content`. Such a program must
+        not serve a different array that has the numbers in `content`.
         """
         self.content = (id(self.value),)
 
 
 class IdentityRef(weakref.ref[Any]):
-    """A weak reference to an object that equals itself alone, whatever its class says."""
+    """A weak reference that compares its object by identity, even if the class has an `__eq__`."""
 
     __slots__ = ("_id",)
 
@@ -114,37 +123,44 @@ class IdentityRef(weakref.ref[Any]):
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        # The `id` of one that died may be another's by now.
+        # Not by `_id`, because a new object may have the `id` of an object that has died.
         value = self()
         return type(other) is IdentityRef and value is not None and value is other()
 
 
 class _Static(NamedTuple):
-    """A static object in a spec, by its key.
+    """Stands for a static object in a spec.
 
-    - `key`: the key.
-    - `ask`: whether JAX's registry has to be asked if the class became a node meanwhile.
+    - `key`: the key of the object.
+    - `ask`: whether guards must ask JAX's registry, because someone may have registered the class
+        of the object as a node meanwhile.
     """
 
     key: Hashable
     ask: bool = False
 
 
-# In C, because hashing and comparing specs calls its methods for each static object.
+# The native class is used if there is one, because hashing or comparing a spec calls `__hash__` or
+# `__eq__` for each static object.
 Static: Any = _Static if native is None else native.Static
 
 
 class _TooLarge(Exception):
-    """A container has more entries than `MAX_PARTS`."""
+    """A container has more parts than `MAX_PARTS`."""
 
 
 def static_key(value: Any) -> Hashable:
     """Return the key of one static object.
 
-    A constant is its own key or has its bits, an object that compares by identity a weak reference,
-    a container `(reader, class, names, part, ...)`.
+    The key is one of
+
+    - the object itself, if its type is in `THEMSELVES`;
+    - an `IdentityRef`, for an object that is compared by identity;
+    - a tuple `(reader, class, names or None, part, ...)`, for an object that is read into parts. A
+        part is a key or, for a number, its bits;
+    - an `Opaque`, for any other object.
     """
-    # A list of one number, because all levels count towards the same bound.
+    # The list has one number: how many parts may still be read, at all levels together.
     try:
         return _key(value, [MAX_PARTS])
     except _TooLarge:
@@ -152,15 +168,15 @@ def static_key(value: Any) -> Hashable:
 
 
 def same(value: Any, key: Hashable) -> bool:
-    """Return whether a key is that of a value: the rule, which `native.c` follows."""
-    # The very container of many entries, or the very array, is looked into no further.
+    """Return whether a value matches a key. `native.c` follows the same rule."""
+    # An array or a large container counts as unchanged if it is the same object.
     if type(key) is Opaque and key.identity_suffices and value is key.value:
         return True
-    # In the order in which a dict compares, which asks the `==` of the new value.
+    # In this order `Opaque` asks the `==` of the new value, as a lookup in a dict does.
     return key == static_key(value)
 
 
-def _key(value: Any, left: list[int]) -> Hashable:
+def _key(value: Any, n_left: list[int]) -> Hashable:
     kind = type(value)
     if kind in THEMSELVES:
         return value
@@ -169,98 +185,106 @@ def _key(value: Any, left: list[int]) -> Hashable:
         if kind.__eq__ is object.__eq__:
             return _by_identity(value)
         read = _reader_of_class(kind)
-    # One in a container counts as unchanged if it is the very object, as for `==`.
-    return Opaque(value, left[0] < MAX_PARTS) if read is None else read(value, left)
+    if read is None:
+        # Inside of a container (`n_left` has been reduced), the same object counts as unchanged
+        # without a hash, because the `==` of builtin containers also checks the identity first.
+        return Opaque(value, n_left[0] < MAX_PARTS)
+    return read(value, n_left)
 
 
-def _keys(parts: Collection[Any], left: list[int]) -> list[Hashable]:
-    """Return the keys of the parts of a container."""
-    left[0] -= len(parts)
-    if left[0] < 0:
+def _keys(parts: Collection[Any], n_left: list[int]) -> list[Hashable]:
+    """Return the keys of the parts of a container, and count the parts."""
+    n_left[0] -= len(parts)
+    if n_left[0] < 0:
         raise _TooLarge
-    return [part if type(part) in THEMSELVES else _key(part, left) for part in parts]
+    return [part if type(part) in THEMSELVES else _key(part, n_left) for part in parts]
 
 
 def _by_identity(value: Any) -> Hashable:
+    """Return the key of an object that is compared by identity."""
     if type(value).__weakrefoffset__:
         return IdentityRef(value)
-    # The class has no weak references, as `object`, named tuples and classes with `__slots__`.
+    # Some classes don't support weak references: `object`, for example, and classes with
+    # `__slots__`.
     return Opaque(value, True, (id(value),))
 
 
-# --- What is read of an object, for its key -------------------------------------------------------
+# --- Readers, which return the keys of objects of certain classes ---------------------------------
 
+# Takes the object, and a list with the number of parts that may still be read.
 _Reader = Callable[[Any, list[int]], Hashable]
 
 
-def _bool(value: bool, left: list[int]) -> Hashable:
+def _bool(value: bool, n_left: list[int]) -> Hashable:
     return (NUMBER, bool, None, value)
 
 
-def _float(value: float, left: list[int]) -> Hashable:
+def _float(value: float, n_left: list[int]) -> Hashable:
     return (NUMBER, type(value), None, _bits(value))
 
 
-def _complex(value: complex, left: list[int]) -> Hashable:
+def _complex(value: complex, n_left: list[int]) -> Hashable:
     return (NUMBER, type(value), None, _bits(value.real) + _bits(value.imag))
 
 
 def _bits(value: float) -> bytes:
-    # Zeros have two signs, and NaN equals NaN.
+    # Bits tell `0.0` from `-0.0`. All NaNs get the bits of one NaN.
     return struct.pack("d", math.nan if math.isnan(value) else value)
 
 
-def _items(value: Any, left: list[int]) -> Hashable:
-    # Not by iterating: the `__iter__` of a subclass has no say.
+def _items(value: Any, n_left: list[int]) -> Hashable:
+    # By the `__iter__` of the base, because a subclass may have a different `__iter__`, which says
+    # nothing about `==`.
     base: Any = tuple if isinstance(value, tuple) else list
-    return (ITEMS, type(value), None, *_keys([*base.__iter__(value)], left))
+    return (ITEMS, type(value), None, *_keys([*base.__iter__(value)], n_left))
 
 
-def _pairs(value: dict[Any, Any], left: list[int]) -> Hashable:
-    # Unlike for `==`, the order of the items matters: a function may go through them.
-    # An item counts once.
-    left[0] += len(value)
-    return (PAIRS, type(value), None, *_keys([*value, *value.values()], left))
+def _pairs(value: dict[Any, Any], n_left: list[int]) -> Hashable:
+    # The order of the items matters, unlike for `==`, because a function may iterate over the dict.
+    # `_keys` counts two parts for each item, but an item counts only once.
+    n_left[0] += len(value)
+    return (PAIRS, type(value), None, *_keys([*value, *value.values()], n_left))
 
 
-def _elements(value: Any, left: list[int]) -> Hashable:
-    # With their number: a set can hold several NaN.
-    keys = _keys([*value], left)
+def _elements(value: Any, n_left: list[int]) -> Hashable:
+    # The key also has the number of elements, because several NaNs in a set have one key.
+    keys = _keys([*value], n_left)
     return (OTHER, type(value), None, len(keys), frozenset(keys))
 
 
-def _method(value: types.MethodType, left: list[int]) -> Hashable:
-    # Methods compare their `__self__` by identity.
-    fun = _key(value.__func__, left)
+def _method(value: types.MethodType, n_left: list[int]) -> Hashable:
+    # The `==` of methods compares `__self__` by identity.
+    fun = _key(value.__func__, n_left)
     return (OTHER, types.MethodType, None, fun, _by_identity(value.__self__))
 
 
-def _array(value: Any, left: list[int]) -> Hashable:
+def _array(value: Any, n_left: list[int]) -> Hashable:
     kind = type(value)
     is_known = kind in (np.ndarray, ArrayImpl) or issubclass(kind, np.generic)
-    # Keys of random numbers have a dtype that only JAX has.
+    # The dtype of JAX's random keys isn't a NumPy dtype. Arrays of objects have no bits to compare.
     if not is_known or not isinstance(value.dtype, np.dtype) or value.dtype.hasobject:
-        # A mask, say, or a mapped file: what else tells it apart isn't clear.
+        # A subclass may have more than its numbers, such as a mask.
         return _by_identity(value)
-    return Opaque(value, True, _content(value))
+    return Opaque(value, True, _array_content(value))
 
 
-def _content(array: Any) -> tuple[Any, ...]:
+def _array_content(array: Any) -> tuple[Any, ...]:
+    """Return the `content` of an array's key."""
     digest = hashlib.blake2b(np.asarray(array).tobytes()).digest()
     return array.dtype, array.shape, digest, getattr(array, "weak_type", None)
 
 
-def _module(value: eqx.Module, left: list[int]) -> Hashable:
+def _module(value: eqx.Module, n_left: list[int]) -> Hashable:
     fields = fields_of(value)
-    return (OTHER, type(value), (*fields,), *_keys(fields.values(), left))
+    return (OTHER, type(value), (*fields,), *_keys(fields.values(), n_left))
 
 
 def _fields(names: tuple[str, ...]) -> _Reader:
-    """Return what reads these attributes, which are all that the objects' `==` compares."""
+    """Return a reader of objects whose `==` compares these attributes and nothing else."""
 
-    def read(value: Any, left: list[int]) -> Hashable:
+    def read(value: Any, n_left: list[int]) -> Hashable:
         parts = [getattr(value, name) for name in names]
-        return (FIELDS, type(value), names, *_keys(parts, left))
+        return (FIELDS, type(value), names, *_keys(parts, n_left))
 
     return read
 
@@ -281,15 +305,18 @@ _READERS: dict[type, _Reader] = {
 }
 
 
-# Of the latest classes, because a session may define them without end.
+# Bounded, because a session may define classes without end, and the cache keeps them alive.
 @functools.lru_cache(maxsize=1024)
 def _reader_of_class(kind: type) -> _Reader | None:
-    """Return how objects of a class that isn't builtin are read; None where `==` decides."""
+    """Return the reader for objects of a class, which has an `__eq__`.
+
+    `None` if the objects are compared by their `hash` and `==`.
+    """
     if issubclass(kind, (np.ndarray, np.generic, jax.Array)):
         return _array
     owner: Any = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     if owner in _READERS:
-        # A subclass that keeps its base's `==` is looked into as that is.
+        # A subclass that inherits `==` is read like its base class.
         return _READERS[owner]
     if not has_generated_eq(owner):
         return None
@@ -297,27 +324,28 @@ def _reader_of_class(kind: type) -> _Reader | None:
 
 
 def referents(key: Hashable) -> list[Any]:
-    """Return the living objects to which a key, or a spec, refers weakly."""
+    """Return the objects that a key, or a spec, refers to weakly, if they are still alive."""
     found = [part() for part in _parts(key) if isinstance(part, weakref.ref)]
     return [value for value in found if value is not None]
 
 
-def changeable(key: Hashable) -> list[Opaque]:
-    """Return the keys within a key, or a spec, that stand for the content of a NumPy array."""
+def changeable_keys(key: Hashable) -> list[Opaque]:
+    """Return the keys of NumPy arrays within a key, or a spec: arrays may be changed in place."""
     return [part for part in _parts(key) if type(part) is Opaque and part.is_changeable]
 
 
 def check_unchanged(keys: Sequence[Opaque]) -> None:
-    """Have each key of an array that was changed in place equal that very array alone."""
+    """Compare arrays by identity from now on if they have changed since their keys were created."""
     for key in keys:
-        if key.is_changeable and key.content != _content(key.value):
-            key.identify()
+        if key.is_changeable and key.content != _array_content(key.value):
+            key.compare_by_identity()
 
 
 def interchangeable(value: Any, other: Any) -> bool:
-    """Return whether one object can stand for the other in an output. Runs no `==` of a user's.
+    """Return whether callers can't tell one static object of an output from the other.
 
-    True for the very object, and for equal constants and tuples of them.
+    True for the same object, for constants with equal keys, and for tuples of such objects. No
+    `==` of a user's class is called.
     """
     kind = type(value)
     if value is other:
@@ -326,13 +354,14 @@ def interchangeable(value: Any, other: Any) -> bool:
         return False
     if kind in CONSTANTS:
         return static_key(value) == static_key(other)
-    # Many nodes have a tuple as metadata. A list isn't interchangeable, because its owner may
-    # change it later.
+    # Tuples matter, because many nodes have a tuple as metadata. A list isn't interchangeable with
+    # an equal list, because its owner may change it later.
     return kind is tuple and len(value) == len(other) and all(map(interchangeable, value, other))
 
 
-def _parts(key: Hashable) -> Iterator[Any]:
-    """Yield what a key, or a spec, consists of."""
+def _parts(key: Hashable) -> list[Any]:
+    """Return the innermost parts of a key, or of a spec: everything but tuples and frozensets."""
+    found: list[Any] = []
     pending: list[Any] = [key]
     while pending:
         part = pending.pop()
@@ -341,4 +370,5 @@ def _parts(key: Hashable) -> Iterator[Any]:
         elif isinstance(part, Static):
             pending.append(part.key)
         else:
-            yield part
+            found.append(part)
+    return found

@@ -1,12 +1,12 @@
-"""Pytrees taken apart and put together: the only code in Python that does either.
+"""`split` and `combine`: the only functions that split and combine pytrees in plain Python.
 
-`split` returns the arrays of a tree, its static objects in order, and its **spec**: nested tuples
-that are equal exactly if one program may serve both trees.
+`split` returns the spec of a tree, its arrays, and its static objects. The **spec** consists of
+nested tuples. The specs of two trees are equal exactly if one program may serve both trees.
 
     spec = ARRAY | None | Static(key) | (kind, class, aux, child, ...)
 
-Everything else reads specs: the table of entries, what JAX traces, outputs, both fast paths, and
-explanations.
+All other code works with specs: the table of entries, the traced function, the handling of outputs,
+both fast paths, and the explanations.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import default_registry, keystr, tree_structure
 from jaxtyping import PyTree
 
@@ -34,11 +35,13 @@ from .static_key import CONSTANTS, THEMSELVES, Opaque, Static, static_key
 #: Stands for an array in a spec.
 ARRAY = object()
 
-#: The kinds of nodes, and their aux; as in `native.c`.
-#: - a tuple or list: None; a named tuple: whether its class, called, does no more than `tuple`.
-#: - a dict whose keys are all of type `str`: these, sorted.
-#: - a Module that has all its fields and nothing else: their names, static ones last.
-#: - anything else that JAX's registry takes for a node: its metadata, a `Static`.
+#: The kinds of nodes. `native.c` has the same numbers. The `aux` in the spec depends on the kind:
+#: - `SEQUENCE`, a tuple or list: `None`. For a named tuple, whether its class has the `__new__`
+#:     that `collections.namedtuple` generates, so that `tuple.__new__` can take its place.
+#: - `DICT`, a dict whose keys are all of type `str`: the sorted keys.
+#: - `MODULE`, a Module that has all its fields and nothing else: the names of its fields, with the
+#:     static fields last.
+#: - `NODE`, any other object that JAX's registry takes for a node: a `Static` for its metadata.
 SEQUENCE, DICT, MODULE, NODE = range(4)
 
 Spec = Any
@@ -48,10 +51,12 @@ Spec = Any
 
 _MODULE_METACLASS = type(eqx.Module)
 
-#: The classes of most arrays: `equinox.is_array` takes five times as long.
+#: The classes of most arrays. Looking up a class here takes a fifth of the time of
+#: `equinox.is_array`.
 ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray, *np.sctypeDict.values()})
 
-# Classes of static leaves that nobody registers as a node: those of most activations.
+# Classes of static leaves that nobody registers as nodes. Most activation functions of models are
+# among their objects.
 _NEVER_NODES = CONSTANTS | {
     *(types.FunctionType, types.BuiltinFunctionType, type, type(jax.jit(abs))),
     *(jax.custom_jvp, jax.custom_vjp),
@@ -59,20 +64,23 @@ _NEVER_NODES = CONSTANTS | {
 
 
 def is_array(leaf: Any) -> bool:
-    """Return what `equinox.is_array` does, faster; a node is no array, whatever its class."""
+    """Return whether an object is an array, like `equinox.is_array` but faster.
+
+    Unlike for that function, an object of a class that is registered as a node isn't an array.
+    """
     return type(leaf) in ARRAY_CLASSES or (
         bool(eqx.is_array(leaf)) and flatten_one_level(leaf) is None
     )
 
 
-# Of classes of Modules alone: the cache would keep others alive.
+# Called for classes of Modules only, because the cache keeps classes alive.
 @functools.lru_cache(maxsize=4096)
 def module_fields(cls: type) -> tuple[tuple[str, ...], frozenset[str], int] | None:
-    """Return the names of a Module class's fields in order and as a set, and how many are dynamic.
+    """Return the field names of a class of Modules, as a tuple and a set, and how many are dynamic.
 
-    Static ones come last. None if instances have a say in reading them.
+    The tuple has the static fields last. The function returns `None` if the class has a
+    `__getattribute__` of its own, because its fields then can't be read from `__dict__`.
     """
-    # What the instance's `__dict__` holds would not be what the user reads.
     if cls.__getattribute__ is not eqx.Module.__getattribute__:
         return None
     fields = dataclasses.fields(cls)
@@ -84,16 +92,24 @@ def module_fields(cls: type) -> tuple[tuple[str, ...], frozenset[str], int] | No
 
 @functools.lru_cache(maxsize=1024)
 def _named_tuple_aux(kind: Any) -> bool | None:
-    """Return the aux of a class of named tuples; None for other classes."""
+    """Return the `aux` of a class of named tuples; `None` for any other class."""
     if not hasattr(kind, "_fields"):
         return None
     return kind.__bases__ == (tuple,) and has_generated_new(kind)
 
 
-# --- Taking apart ---------------------------------------------------------------------------------
+def has_tracers(arrays: Sequence[Any]) -> bool:
+    """Return whether there are tracers of a transformation among these arrays."""
+    return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
+        isinstance(array, Tracer) for array in arrays
+    )
 
 
-#: What `split` returns: the spec, the arrays and the static objects, in the order of the spec.
+# --- Splitting ------------------------------------------------------------------------------------
+
+
+#: What `split` returns: the spec, the arrays, and the static objects. Both lists have the order of
+#: the spec.
 Parts = tuple[Spec, list[Any], list[Any]]
 
 
@@ -103,27 +119,33 @@ def split(
     more_arrays: tuple[type, ...] = (),
     key_of: Callable[[Any], Hashable] = static_key,
 ) -> Parts:
-    """Take a pytree apart in one pass: return its spec, its arrays and its static objects.
+    """Split a pytree in one pass: return its spec, its arrays and its static objects.
 
-    Arrays are those of `equinox.is_array`, and leaves of the classes `more_arrays`. Static leaves
-    of an input must be hashable, as Equinox asks of arguments. The spec has `key_of(value)` for
-    each static object that isn't a constant.
+    **Arguments:**
 
-    Raises whatever a flatten or a `__hash__` of the user's raises, and a `RecursionError` for a
-    tree that contains itself or is too deep; `failed_levels` tells where.
+    - `tree`: the pytree.
+    - `is_input`: whether static leaves must be hashable, as Equinox demands of arguments.
+    - `more_arrays`: classes of leaves that count as arrays, besides those of `equinox.is_array`.
+    - `key_of`: returns the key of a static object that isn't a constant, for the spec.
+
+    **Raises:**
+
+    Any error of the user's flatten functions and `__hash__`. A `RecursionError` if the tree
+    contains itself or is too deep. `failed_levels(error)` then tells where `split` failed.
     """
     splitter = _Splitter(is_input, more_arrays, key_of)
     return splitter.split(tree), splitter.arrays, splitter.statics
 
 
-# What `split` finds in a node: its spec without children, its children, and its static fields.
+# An opened node: the beginning of its spec (kind, class, aux), its children, and its static fields.
 _Opened = tuple[list[Any], Iterable[Any], Sequence[Any]]
 
 
 class _Splitter:
-    """Takes one tree apart.
+    """Splits one tree.
 
-    - `arrays`, `statics`: the arrays and the static objects found so far.
+    - `arrays`: the arrays that were found so far.
+    - `statics`: the static objects that were found so far.
     """
 
     __slots__ = ("_is_input", "_key_of", "_more_arrays", "arrays", "statics")
@@ -157,14 +179,14 @@ class _Splitter:
             if opened is None:
                 return self._leaf(value, kind)
             spec, children, fixed = opened
-            # A deep tree takes one frame for each level, because children are split right here.
+            # Not in a method of its own, so that each level of a deep tree takes only one frame.
             for child in children:
                 if type(child) is ArrayImpl:
                     self.arrays.append(child)
                     spec.append(ARRAY)
                 else:
                     spec.append(None if child is None else self.split(child))
-            # JAX doesn't look into static fields: whatever is there is one static object.
+            # The value of a static field is one static object, even if it is a pytree.
             for child in fixed:
                 self.statics.append(child)
                 spec.append(Static(child) if type(child) in THEMSELVES else self._static(child))
@@ -174,21 +196,21 @@ class _Splitter:
         return tuple(spec)
 
     def _open(self, value: Any, kind: type) -> _Opened | None:
-        """Return what is in a node; `None` for a leaf."""
+        """Return the opened node; `None` for a leaf."""
         if kind is tuple or kind is list:
             return [SEQUENCE, kind, None], value, ()
         if (
             issubclass(type(kind), _MODULE_METACLASS)
             and (fields := module_fields(kind)) is not None
-            # A Module may lack a field, or have more of them, such as a wrapper's `__doc__`. Then
-            # JAX's registry takes it apart.
+            # A Module may lack a field, or have more attributes than fields, such as the `__doc__`
+            # of a wrapper. Such a Module is a `NODE`.
             and (found := fields_of(value)).keys() == fields[1]
         ):
             names, _, n_dynamic = fields
             values = [*map(found.__getitem__, names)]
             return [MODULE, kind, names], values[:n_dynamic], values[n_dynamic:]
         if kind is dict and {*map(type, value)} <= {str}:
-            # In the order of the keys, as JAX has it. A dict with other keys is a `NODE`.
+            # JAX sorts the keys, too. A dict with other keys is a `NODE`.
             keys = tuple(sorted(value))
             return [DICT, dict, keys], [value[key] for key in keys], ()
         # Most static leaves of a model are functions, such as activations.
@@ -197,11 +219,12 @@ class _Splitter:
         if (
             issubclass(kind, tuple)
             and (aux := _named_tuple_aux(kind)) is not None
-            # The class may be registered after its first use.
+            # An object of a registered class is a `NODE`. The registry is asked each time, because
+            # the class may be registered after its first use.
             and kind not in registered_nodes
         ):
             return [SEQUENCE, kind, aux], tuple.__iter__(value), ()
-        # Any other class may be registered as a node, and may become one between two calls.
+        # An object of any other class is a node if its class is registered.
         flat = flatten_one_level(value)
         if flat is None:
             return None
@@ -217,15 +240,15 @@ class _Splitter:
         if is_array:
             self.arrays.append(value)
             return ARRAY
-        # Not `hasattr`, because a metaclass may have a say in it.
+        # Not `hasattr`, because that may run code of the user's metaclass.
         if ask and any("__next__" in vars(base) for base in kind.__mro__):
-            # JAX warns of generators, `zip`, `map` and some other iterators, which it is going to
-            # reject. Nothing is taken from them.
+            # JAX warns of generators, `zip`, `map` and some other iterators, because it is going to
+            # reject them. This call has JAX warn here, too. No item is taken from the iterator.
             tree_structure(value)
         static = self._static(value, ask)
         key = static.key
         if ask and self._is_input and (type(key) is not Opaque or not key.has_hash):
-            # Equinox rejects what can't be hashed, so that nothing here changes unseen.
+            # The key doesn't need this hash, but Equinox rejects arguments that can't be hashed.
             self._check_hash(value)
         self.statics.append(value)
         return static
@@ -246,15 +269,15 @@ class _Splitter:
             raise
 
 
-# --- Where taking apart failed --------------------------------------------------------------------
+# --- Where splitting failed -----------------------------------------------------------------------
 
 
 class FailedLevel(NamedTuple):
-    """A level of a tree whose `split` failed.
+    """A level of a tree at which `split` failed.
 
     - `value`: the node, or the static object.
-    - `spec`: the spec of a node up to the child that failed; `None` if the node itself failed.
-    - `is_static`: whether taking the key of a static object failed.
+    - `spec`: the spec of the node up to the child that failed. `None` if the node itself failed.
+    - `is_static`: whether the key or the hash of a static object failed.
     """
 
     value: Any
@@ -262,8 +285,8 @@ class FailedLevel(NamedTuple):
     is_static: bool = False
 
 
-# The name under which an exception has its levels, innermost first. Each level adds itself as the
-# exception passes it, because to take the tree apart again would run the user's code again.
+# The name under which an exception has its levels, innermost first. As the exception passes a
+# level, that level is added. Splitting the tree again would run the user's code again.
 _LEVELS = "__eqxjit_levels__"
 
 
@@ -272,15 +295,15 @@ def _add_level(error: Exception, level: FailedLevel) -> None:
 
 
 def failed_levels(error: Exception) -> list[FailedLevel]:
-    """Return the levels at which a `split` failed, innermost first; the error then forgets them."""
+    """Return the levels at which `split` failed, innermost first. The error then forgets them."""
     return vars(error).pop(_LEVELS, [])
 
 
-# --- Putting together -----------------------------------------------------------------------------
+# --- Combining ------------------------------------------------------------------------------------
 
 
 def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree:
-    """Put a pytree together from its arrays and static objects: the reverse of `split`."""
+    """Return the pytree with this spec, these arrays and these static objects. Reverses `split`."""
     if spec is ARRAY:
         return next(arrays)
     if spec is None:
@@ -290,7 +313,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree
     kind, cls, aux = spec[:3]
     metadata = next(statics) if kind == NODE else None
     below = []
-    # Not a comprehension, which takes a frame for each level of a deep tree.
+    # Not a comprehension, which would take a second frame for each level of a deep tree.
     for child in spec[3:]:
         if child is ARRAY:
             below.append(next(arrays))
@@ -299,7 +322,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree
         else:
             below.append(None if child is None else next(statics))
     if kind == MODULE:
-        # Past `__init__` and `__check_init__`, as Equinox's unflatten.
+        # Without calling `__init__` and `__check_init__`, like Equinox's unflatten.
         module = object.__new__(cls)
         fields_of(module).update(zip(aux, below, strict=True))
         return module
@@ -311,6 +334,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree
         return below
     if aux is None:
         return tuple(below)
+    # A named tuple. If its class has a `__new__` of its own, that is called, as JAX does.
     return tuple.__new__(cls, below) if aux else cls(*below)
 
 
@@ -318,13 +342,14 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree
 
 
 def count_arrays(spec: Spec) -> int:
+    """Return how many arrays a tree with this spec has."""
     return sum([part is ARRAY for part in parts_of(spec)])
 
 
 def parts_of(spec: Spec) -> list[Spec]:
-    """Return the spec of each node and leaf of a tree, outside in."""
+    """Return the spec of each node and leaf of a tree, outermost first."""
     parts = [spec]
-    # Not by recursion, because trees may be deep: the list grows while it is gone through.
+    # Not by recursion, because trees may be deep. The list grows while the loop iterates over it.
     for part in parts:
         if type(part) is tuple:
             parts.extend(part[3:])
@@ -332,7 +357,10 @@ def parts_of(spec: Spec) -> list[Spec]:
 
 
 def read_node(value: Any) -> tuple[list[str], list[Any], Any]:
-    """Return what follows the path of a node of JAX's registry, its children, and its metadata."""
+    """Return the labels of a `NODE`'s children, the children, and the metadata.
+
+    The label of a child is what its path adds to the path of the node, such as `.weight`.
+    """
     keyed, metadata = default_registry.flatten_one_level_with_keys(value)  # type: ignore[misc]
     keyed = [*keyed]
     return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed], metadata
