@@ -36,7 +36,7 @@ Invariants:
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
-#define INTERFACE 61
+#define INTERFACE 62
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -1121,6 +1121,8 @@ static void module_free(void *module) {
 
 static int module_exec(PyObject *module) {
     State *state = PyModule_GetState(module);
+    /* Tools such as beartype report a wrong call of a wrapper by the name of the type that defines `__call__`. */
+    dispatcher_spec.name = "eqxjit._native.JitFunction";
     PyType_Spec *specs[] = {&static_spec, &flags_spec, &fast_spec, &dispatcher_spec};
     PyTypeObject **types[] = {&state->static_type, &state->flags_type, &state->fast_type, &state->dispatcher_type};
     for (int i = 0; i < 4; i++) {
