@@ -46,7 +46,7 @@ why_back_end = "native"
 native: Any = _private("eqxjit._native")
 
 # The interface version that this file expects. A stale build may be installed.
-if getattr(native, "INTERFACE", None) != 62:
+if getattr(native, "INTERFACE", None) != 63:
     # There was no compiler at installation, or the module was built for a different Python.
     native = None
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"

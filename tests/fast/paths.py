@@ -51,7 +51,7 @@ class Caller:
     def slow_call(self, /, *_: Any, **__: Any) -> Any:
         return self.refused
 
-    def call_of(self, /, *_: Any, **__: Any) -> Any:
+    def make_matched_call(self, /, *_: Any, **__: Any) -> Any:
         # Of a call that fails: nothing is traced.
         return None
 

@@ -11,7 +11,7 @@ from .._compat import native
 from .entry import Call, Entry
 
 if native is not None:
-    call_in_flight = native.run
+    call_in_flight = native.call_in_flight
     in_flight = native.in_flight
 
 else:

@@ -233,7 +233,7 @@ class CallHandler:
 
     # --- Methods that fast paths call ---------------------------------------------------------
 
-    def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
+    def make_matched_call(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
         """Return the `Call` for these arguments, which a fast path has matched with an entry.
 
         A fast path needs a `Call` only if JAX traces, if a program is unread, or for an error.

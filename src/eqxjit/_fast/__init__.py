@@ -1,4 +1,4 @@
-"""Fast paths: guarded replays of the slow path, in C or in generated Python.
+"""Fast paths, which replay the slow path behind guards: in C, or in generated Python.
 
-May import: `_spec`. Start at `make.py`.
+This package may import `_spec`. Start reading at `make.py`.
 """

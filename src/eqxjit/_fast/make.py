@@ -1,4 +1,4 @@
-"""Makes fast paths: in C where that is built, in generated Python elsewhere."""
+"""Creates fast paths: in C if the native back end is in use, and in generated Python otherwise."""
 
 from typing import Any
 
@@ -19,62 +19,92 @@ from .._spec.tree import ARRAY, ARRAY_CLASSES, is_array
 from .writer import Writer, is_for_slow_path
 
 if native is not None:
-    # What it compares with, and calls.
+    # C compares with these objects, and calls them.
     native.setup(
-        *(ARRAY, ArrayImpl, Tracer, np.ndarray, ARRAY_CLASSES, is_array, passed),
-        *(flatten_one_level, registered_nodes, same, unflatten_node, wait_for, Opaque),
+        ARRAY,
+        ArrayImpl,
+        Tracer,
+        np.ndarray,
+        ARRAY_CLASSES,
+        is_array,
+        passed,
+        flatten_one_level,
+        registered_nodes,
+        same,
+        unflatten_node,
+        wait_for,
+        Opaque,
         is_for_slow_path,
     )
 
 
 class PythonFast:
-    """The fast path of an entry in generated Python, for any wrapper of its function.
+    """The fast path of an entry in generated Python. It serves all wrappers of its function.
 
     - `entry`: the entry.
-    - `hits`: how many calls it has served; `hits_before`: as of when the table last looked.
-    - `is_first`: whether it was the first of its function's fast paths when it last ran. A warm
-        call reads this flag alone.
+    - `hits`: how many calls this fast path has served.
+    - `hits_before`: the value of `hits` when the table last looked.
+    - `is_first`: whether this fast path is at the front of its list, as far as it knows. Each call
+        reads this flag, because looking at the list takes longer.
     """
 
-    __slots__ = "_fasts", "_make", "entry", "hits", "hits_before", "is_first"
+    __slots__ = "_fasts", "_make_call", "entry", "hits", "hits_before", "is_first"
 
     def __init__(self, function: Any, entry: Any):
+        """**Raises:** `TooLarge` if the trees of the entry are too large for generated Python."""
         self.entry = entry
-        self.hits = self.hits_before = 0
+        self.hits = 0
+        self.hits_before = 0
         self.is_first = False
         self._fasts: list[Any] = []
-        _, self._make = Writer(function, entry).write()
+        _, self._make_call = Writer(function, entry).write()
 
     def link(self, fasts: list[Any]) -> None:
-        """Tell it the list of its function's fast paths, of which the latest hit is the first."""
+        """Set the list of fast paths that this one belongs to. The latest hit comes first in it."""
         self._fasts = fasts
         self.is_first = fasts[:1] == [self]
 
     def move_to_front(self) -> None:
+        """Move this fast path to the front of its list, unless the table has dropped it."""
         fasts = self._fasts
         for other in fasts[:]:
             other.is_first = False
-        # Without a lock: in the worst case another thread's order wins.
+        # Without a lock, because the order matters for speed alone. If another thread moves a fast
+        # path at the same time, either may end up first.
         try:
             fasts.remove(self)
         except ValueError:
-            # It was dropped meanwhile.
+            # The table has dropped this fast path since the call began.
             return
         fasts.insert(0, self)
         self.is_first = True
 
     def instantiate(self, handler: Any, otherwise: Any) -> Any:
-        signature, statics = handler.function.signature, handler.function.statics
-        bound = handler, otherwise, self.entry.jitted, self
-        made = self._make(*bound, *statics, *handler.fun_arrays)
-        made.__name__, made.__qualname__ = signature.name, signature.called
-        return made
+        """Return the generated function for one wrapper.
+
+        **Arguments:**
+
+        - `handler`: the `CallHandler` of the wrapper.
+        - `otherwise`: what the function calls if its guards don't match: the next fast path, or
+            the slow path.
+        """
+        function = handler.function
+        fun_variables = *function.statics, *handler.fun_arrays
+        call = self._make_call(handler, otherwise, self.entry.jitted, self, *fun_variables)
+        # Python's error for a call with wrong arguments shows the qualified name.
+        call.__name__ = function.signature.name
+        call.__qualname__ = function.signature.called
+        return call
 
 
 def native_enabled() -> bool:
     """Return whether calls run in C: the native back end is built, and not disabled.
 
     Otherwise calls run in generated Python, with the same results.
+
+    **Returns:**
+
+    True if calls run in C.
 
     !!! example
 
@@ -89,14 +119,22 @@ def native_enabled() -> bool:
 
 
 def link(wrapper: Any, handler: Any) -> None:
-    """Have a wrapper call the fast paths of its handler in turn, then the slow path."""
-    function, otherwise = handler.function, handler.slow_call
+    """Have a wrapper try the fast paths of its handler in turn, and then call the slow path."""
+    function = handler.function
     if native is not None:
-        names = function.signature.keywords_by_position
-        parts = handler, handler.fun_arrays, function.statics, names, handler.fasts
-        connect(wrapper, otherwise, *parts)
+        connect(
+            wrapper,
+            handler.slow_call,
+            handler,
+            handler.fun_arrays,
+            function.statics,
+            function.signature.keywords_by_position,
+            handler.fasts,
+        )
         return
+    # Each function calls the next one, so the last is created first.
+    called = handler.slow_call
     for fast in handler.fasts[::-1]:
         fast.link(handler.fasts)
-        otherwise = fast.instantiate(handler, otherwise)
-    connect(wrapper, otherwise)
+        called = fast.instantiate(handler, called)
+    connect(wrapper, called)

@@ -1,21 +1,27 @@
-/* The native back end: fast paths, which walk the specs of arguments and outputs as they are.
+/* The native back end: fast paths that walk the specs of arguments and outputs.
 
-A Dispatcher is the base of wrappers. Called, it tries the Fasts of its function in turn: binds the arguments,
-matches them with the spec, calls the jitted function with the arrays in them, and makes the output from
-its spec. What else happens (no match, a trace, an error) is the slow path's, in _core/slow.py. Specs are
-those of _spec/tree.py, keys of static objects those of _spec/static_key.py.
+A Dispatcher is the base class of wrappers. When a wrapper is called, it tries the fast paths of its function in
+turn. A fast path (a Fast)
+1. binds the arguments and matches them with its spec,
+2. calls the jitted function with the arrays in them,
+3. combines the output from the arrays that JAX returns and from the spec of the output.
+If no fast path matches, if JAX traces, or if an error is raised, the slow path in _core/slow.py takes over.
+_spec/tree.py says what a spec is, and _spec/static_key.py says what the key of a static object is.
 
 Invariants:
-- Public CPython API only. The GIL is never released; a free-threaded Python doesn't build this.
-- Guards have no effect: they take references and compare. Of the user's code they run registered flattens,
-  `hash` and `==` alone. NumPy arrays are copied after all of a call has matched.
-- Whatever is walked into has a strong reference here, because the user's code may change or free any
-  container of the user's.
-- Sizes and items are read anew after each child, for the same reason.
-- Specs and keys are ours, and are trusted; how many arrays and static objects they hold is checked.
-- A tuple or list of ours is made when its items are there: the garbage collector shows it to anybody.
-- If a guard raises an error on which the slow path has the last word (see `is_for_slow_path` in writer.py),
-  the slow path makes the call. Any other error is the user's or a signal handler's, and is raised at once.
+- Only CPython's public API is used. The code relies on the GIL and never releases it itself, so a free-threaded
+  Python doesn't build this file.
+- Guards have no effects: they take references and compare. The user's code that they run is registered flatten
+  functions, `hash` and `==`, and no more. NumPy arrays are copied only after the whole call has matched.
+- While a container or one of its children is walked, this code holds a strong reference to it, because the
+  user's code may change or free any container of the user's.
+- For the same reason, the size of a container and its next item are read again after each child.
+- Specs and keys are created by eqxjit, so they are trusted. How many arrays and static objects a walk takes is
+  checked all the same, because the walk writes them into memory of a fixed size.
+- A new tuple or list gets all of its items at once, because from the start anybody can find it through the
+  garbage collector.
+- If a guard raises an error for which `is_for_slow_path` in writer.py returns True, the slow path makes the call.
+  Any other error is raised at once, because it comes from the user's code or from a signal handler.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -35,123 +41,141 @@ Invariants:
 #define NOINLINE __attribute__((noinline))
 #endif
 
-/* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
-#define INTERFACE 62
+/* The version of what Python relies on in this file. Raise it here and in _compat.py with each such change, because
+   a stale build may be installed. */
+#define INTERFACE 63
 
-/* As in _spec/tree.py. */
+/* The kinds of nodes in a spec. _spec/tree.py has the same numbers. */
 enum { SEQUENCE, DICT, MODULE, NODE };
-/* As in _spec/static_key.py. */
+/* The readers in a key. _spec/static_key.py has the same numbers. */
 enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 
-/* A node of a spec is (kind, class, aux, child, ...), a key (reader, class, names, part, ...). */
+/* The spec of a node is (kind, class, aux, child, ...), and a key that has parts is (reader, class, names, part, ...).
+   HEAD is the index of the first child or part. */
 #define HEAD 3
 #define KIND(spec) PyLong_AsLong(PyTuple_GET_ITEM(spec, 0))
 
-/* Names of methods and attributes. */
-#define NAMES(DO)                                                                                      \
-    DO(failed_fast) DO(finish_fast) DO(call_of) DO(block_until_ready) DO(entry) \
+/* The names of methods and attributes that this file looks up. */
+#define NAMES(DO)                                                                                          \
+    DO(failed_fast) DO(finish_fast) DO(make_matched_call) DO(block_until_ready) DO(entry)                  \
     DO(hash) DO(value) DO(identity_suffices) DO(content) DO(dtype) DO(isnative) DO(copy)
 #define DECLARE(name) PyObject *name;
 
+/* The state of the module. */
 typedef struct {
     PyTypeObject *static_type, *flags_type, *fast_type, *dispatcher_type;
-    /* Set by `setup`, from Python. */
-    PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
-    PyObject *array_type;   /* the class of most arrays */
-    PyTypeObject *tracer_type;
-    PyObject *numpy_type;    /* of arrays whose owners may overwrite them */
-    PyObject *array_classes; /* the classes of most arrays: these two, and NumPy's scalars */
-    PyObject *is_array, *passed, *flatten, *registered, *same, *unflatten, *wait_for;
-    PyObject *opaque_type; /* of keys that ask an object's `==` */
-    PyObject *is_for_slow_path;
+
+    /* `setup` sets the fields from here to `is_for_slow_path`. */
+    PyObject *array_mark;       /* ARRAY, which stands for an array in a spec */
+    PyObject *array_type;       /* JAX's concrete class of arrays */
+    PyTypeObject *tracer_type;  /* JAX's class of tracers */
+    PyObject *numpy_type;       /* numpy.ndarray, whose objects can be overwritten by their owners */
+    PyObject *array_classes;    /* a set of array_type, numpy_type, and the classes of NumPy's scalars */
+    PyObject *is_array;         /* the function in _spec/tree.py */
+    PyObject *passed;           /* the function in _spec/arrays.py */
+    PyObject *flatten;          /* flatten_one_level in _compat.py */
+    PyObject *registered;       /* the classes that are registered as nodes */
+    PyObject *same;             /* the function in _spec/static_key.py */
+    PyObject *unflatten;        /* unflatten_node in _compat.py */
+    PyObject *wait_for;         /* the function in _spec/arrays.py */
+    PyObject *opaque_type;      /* Opaque, the class of keys of objects that aren't read into parts */
+    PyObject *is_for_slow_path; /* the function in _fast/writer.py */
+
     NAMES(DECLARE)
-    PyObject *empty; /* tuple */
+    PyObject *empty; /* the empty tuple */
 } State;
 
-/* What `setup` takes, in the order of the structure; and all references of the state. */
-#define FROM_PYTHON(DO)                                                                                \
-    DO(array_mark) DO(array_type) DO(tracer_type) DO(numpy_type) DO(array_classes) DO(is_array)        \
-    DO(passed) DO(flatten) DO(registered) DO(same) DO(unflatten) DO(wait_for) DO(opaque_type) \
+/* The fields that `setup` sets, in the order of its arguments. */
+#define FROM_PYTHON(DO)                                                                                    \
+    DO(array_mark) DO(array_type) DO(tracer_type) DO(numpy_type) DO(array_classes) DO(is_array)            \
+    DO(passed) DO(flatten) DO(registered) DO(same) DO(unflatten) DO(wait_for) DO(opaque_type)              \
     DO(is_for_slow_path)
-#define STATE_FIELDS(DO)                                                                               \
+/* All fields of the state. Each of them is a reference. */
+#define STATE_FIELDS(DO)                                                                                   \
     DO(static_type) DO(flags_type) DO(fast_type) DO(dispatcher_type) FROM_PYTHON(DO) NAMES(DO) DO(empty)
 
 static struct PyModuleDef module_def;
 
+/* Returns the state of the module that defines a type, or a base class of the type. */
 static State *state_of(PyTypeObject *type) {
     return PyModule_GetState(PyType_GetModuleByDef(type, &module_def));
 }
 
-/* Raises, and returns what says so: parts of a call, which are ours, don't fit together. */
+/* Sets an error and evaluates to `failed`. For data that eqxjit created and that doesn't fit together. */
 #define MALFORMED(failed) (PyErr_SetString(PyExc_SystemError, "eqxjit: malformed parts of a call"), (failed))
 
-/* Room for n pointers: on the stack where that is `small`, which holds `n_small`. */
+/* Returns zeroed memory for n pointers: `small`, which has room for n_small, or else a new block. */
 static PyObject **allocate(PyObject **small, Py_ssize_t n_small, Py_ssize_t n) {
     if (n <= n_small) return memset((void *)small, 0, (size_t)n * sizeof(PyObject *));
-    PyObject **found = PyMem_Calloc((size_t)n, sizeof(PyObject *));
-    if (found == NULL) PyErr_NoMemory();
-    return found;
+    PyObject **block = PyMem_Calloc((size_t)n, sizeof(PyObject *));
+    if (block == NULL) PyErr_NoMemory();
+    return block;
 }
 
-static void release(PyObject **found, PyObject **small, Py_ssize_t n) {
-    for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(found[i]);
-    if (found != small) PyMem_Free((void *)found);
+/* Drops the references in a block that `allocate` returned, and frees the block unless it is `small`. */
+static void release(PyObject **block, PyObject **small, Py_ssize_t n) {
+    for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(block[i]);
+    if (block != small) PyMem_Free((void *)block);
 }
 
-/* Each level of a tree counts, as a call in Python does. */
-#define ENTER Py_EnterRecursiveCall(" in a deep tree")
+/* Counts a level of a tree like a call of a Python function, so that a tree that is too deep raises a
+   RecursionError. Evaluates to true if it did. */
+#define ENTER_LEVEL Py_EnterRecursiveCall(" in a deep tree")
 
-/* Defines how the garbage collector goes through objects of a type, and how they die; FIELDS(DO) does
-   something for each reference that they hold. */
-#define COLLECTED(Type, name, FIELDS)                                                                  \
-    static int name##_traverse(Type *self, visitproc visit, void *arg) {                               \
-        Py_VISIT(Py_TYPE(self));                                                                       \
-        FIELDS(Py_VISIT)                                                                               \
-        return 0;                                                                                      \
-    }                                                                                                  \
-    static int name##_clear(Type *self) {                                                              \
-        FIELDS(Py_CLEAR)                                                                               \
-        return 0;                                                                                      \
-    }                                                                                                  \
-    static void name##_dealloc(Type *self) {                                                           \
-        PyTypeObject *type = Py_TYPE(self);                                                            \
-        PyObject_GC_UnTrack(self);                                                                     \
-        (void)name##_clear(self);                                                                      \
-        type->tp_free(self);                                                                           \
-        Py_DECREF(type);                                                                               \
+/* Defines the functions by which objects of a type are traversed, cleared and deallocated. FIELDS(DO) applies DO to
+   each reference that an object holds. */
+#define COLLECTED(Type, name, FIELDS)                                                                      \
+    static int name##_traverse(Type *self, visitproc visit, void *arg) {                                   \
+        Py_VISIT(Py_TYPE(self));                                                                           \
+        FIELDS(Py_VISIT)                                                                                   \
+        return 0;                                                                                          \
+    }                                                                                                      \
+    static int name##_clear(Type *self) {                                                                  \
+        FIELDS(Py_CLEAR)                                                                                   \
+        return 0;                                                                                          \
+    }                                                                                                      \
+    static void name##_dealloc(Type *self) {                                                               \
+        PyTypeObject *type = Py_TYPE(self);                                                                \
+        PyObject_GC_UnTrack(self);                                                                         \
+        (void)name##_clear(self);                                                                          \
+        type->tp_free(self);                                                                               \
+        Py_DECREF(type);                                                                                   \
     }
 
-#define COLLECTED_SLOTS(name)                                                                          \
+#define COLLECTED_SLOTS(name)                                                                              \
     {Py_tp_traverse, name##_traverse}, {Py_tp_clear, name##_clear}, {Py_tp_dealloc, name##_dealloc}
 
-/* Defines a type of the module, which has these slots. */
-#define TYPE(Type, prefix, more_flags)                                                                 \
-    static PyType_Spec prefix##_spec = {                                                               \
-        .name = "eqxjit._native." #Type, .basicsize = sizeof(Type), .slots = prefix##_slots,           \
+/* Defines the PyType_Spec of a type of this module, which has the slots in prefix##_slots. */
+#define TYPE(Type, prefix, more_flags)                                                                     \
+    static PyType_Spec prefix##_spec = {                                                                   \
+        .name = "eqxjit._native." #Type, .basicsize = sizeof(Type), .slots = prefix##_slots,               \
         .flags = Py_TPFLAGS_DEFAULT | (more_flags)};
 
-/* --- Static: a static object in a spec ----------------------------------------------------------- */
+/* --- Static: stands for a static object in a spec ------------------------------------------------ */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *key; /* hashable */
-    Py_hash_t hash;
-    char ask; /* whether the class may have become a node of JAX's registry */
+    PyObject *key;  /* the static key, which has a hash */
+    Py_hash_t hash; /* the hash of the key */
+    char ask;       /* whether the object's class may be registered as a node later, so that each call must ask */
 } Static;
 
+/* Returns Static(key, ask=False). */
 static PyObject *static_vectorcall(PyObject *type, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Py_ssize_t n = PyVectorcall_NARGS(n_args_flag);
     if (n < 1 || n > 2 || kwnames != NULL) return MALFORMED(NULL);
+    PyObject *key = args[0];
     int ask = n == 2 ? PyObject_IsTrue(args[1]) : 0;
-    Py_hash_t hash = ask < 0 ? -1 : PyObject_Hash(args[0]);
+    if (ask < 0) return NULL;
+    Py_hash_t hash = PyObject_Hash(key);
     if (hash == -1) return NULL;
     Static *self = PyObject_GC_New(Static, (PyTypeObject *)type);
     if (self == NULL) return NULL;
-    self->key = Py_NewRef(args[0]);
+    self->key = Py_NewRef(key);
     self->hash = hash;
     self->ask = (char)ask;
-    /* A text or a number leads nowhere. */
-    if (PyObject_IS_GC(args[0])) PyObject_GC_Track(self);
+    /* A key such as a string or a number refers to nothing, so this object can't be part of a cycle. */
+    if (PyObject_IS_GC(key)) PyObject_GC_Track(self);
     return (PyObject *)self;
 }
 
@@ -164,7 +188,8 @@ static Py_hash_t static_hash(Static *self) {
 
 static PyObject *static_compare(PyObject *self, PyObject *other, int op) {
     if (Py_TYPE(other) != Py_TYPE(self) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
-    Static *a = (Static *)self, *b = (Static *)other;
+    Static *a = (Static *)self;
+    Static *b = (Static *)other;
     int equal = a->hash == b->hash ? PyObject_RichCompareBool(a->key, b->key, Py_EQ) : 0;
     if (equal < 0) return NULL;
     return PyBool_FromLong(op == Py_EQ ? equal : !equal);
@@ -172,174 +197,224 @@ static PyObject *static_compare(PyObject *self, PyObject *other, int op) {
 
 static PyMemberDef static_members[] = {
     {"key", T_OBJECT, offsetof(Static, key), READONLY, NULL},
-    {"ask", T_BOOL, offsetof(Static, ask), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+    {"ask", T_BOOL, offsetof(Static, ask), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
 
+/* Without Py_tp_clear, as for tuples: a dict may still compare a Static that is being collected. */
 static PyType_Slot static_slots[] = {
-    {Py_tp_doc, "Static(key, ask=False): a static object in a spec, by its key."},
-    {Py_tp_traverse, static_traverse}, {Py_tp_dealloc, static_dealloc}, {Py_tp_hash, static_hash},
-    {Py_tp_richcompare, static_compare}, {Py_tp_members, static_members},
+    {Py_tp_doc, "Static(key, ask=False): stands for a static object in a spec."},
+    {Py_tp_traverse, static_traverse},
+    {Py_tp_dealloc, static_dealloc},
+    {Py_tp_hash, static_hash},
+    {Py_tp_richcompare, static_compare},
+    {Py_tp_members, static_members},
     {0, NULL}};
 
-/* Made by `tp_vectorcall` alone. No `tp_clear`, as of a tuple: a dict may still compare it. */
+/* There is no `tp_new`. `module_exec` sets `tp_vectorcall`, which creates all objects of this type. */
 TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION)
 
-/* --- Flags: the base of programs ----------------------------------------------------------------- */
+/* --- Flags: the base class of Program in _core/entry.py ------------------------------------------ */
 
 typedef struct {
     PyObject_HEAD
-    long long number; /* of what the program returns */
-    char unread; /* whether it isn't known yet if the program can raise */
-    char must_wait; /* whether a call waits for its program, because that can raise */
+    long long number; /* a number that no other program in this process has */
+    char unread;      /* whether it isn't known yet if the program can raise */
+    char must_wait;   /* whether each call waits until the program has run */
 } Flags;
 
 static PyMemberDef flags_members[] = {
     {"number", T_LONGLONG, offsetof(Flags, number), 0, NULL},
     {"unread", T_BOOL, offsetof(Flags, unread), 0, NULL},
-    {"must_wait", T_BOOL, offsetof(Flags, must_wait), 0, NULL}, {NULL, 0, 0, 0, NULL}};
+    {"must_wait", T_BOOL, offsetof(Flags, must_wait), 0, NULL},
+    {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot flags_slots[] = {
-    {Py_tp_doc, "The flags of a program that a warm call looks at."}, {Py_tp_members, flags_members},
+    {Py_tp_doc, "The fields of a program that each warm call reads."},
+    {Py_tp_members, flags_members},
     {0, NULL}};
 
 TYPE(Flags, flags, Py_TPFLAGS_BASETYPE)
 
 /* --- Calls in flight ----------------------------------------------------------------------------- */
 
+/* What is known of a call while JAX runs it. A record borrows its references from the C function that makes the
+   call, except where a field says otherwise. */
 typedef struct InFlight {
-    struct InFlight *outer;
-    PyObject *entry;  /* which entry is called */
-    PyObject *call;   /* the slow path's Call; of a call from here NULL until it is made, of: */
-    PyObject *handler; /* the wrapper's CallHandler */
-    PyObject *const *args;
+    struct InFlight *outer; /* the record of the next outer call in flight of this thread */
+    Py_ssize_t n_uses;      /* how many C functions use this record; the last to end frees it */
+    PyObject *entry;        /* the entry that is called */
+    PyObject *call;         /* the Call, or NULL while a fast path hasn't needed one yet; see `run_in_flight` */
+    PyObject *handler;      /* the CallHandler of the wrapper; this and the fields below belong to fast paths */
+    PyObject *const *args;  /* the arguments, as in a vectorcall */
     Py_ssize_t n_args;
     PyObject *kwnames;
 } InFlight;
 
-/* Of this thread. */
+/* The record of this thread's innermost call in flight. */
 static THREAD_LOCAL InFlight *innermost = NULL;
 
-/* Records lie on the heap and are taken out by identity, because a greenlet may leave a call, with its part of
-   the C stack, that another one's outlasts. They borrow all but `call`, which is moved there and back. */
-static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, size_t n_arrays_flag, InFlight *call) {
-    Py_ssize_t n_all = call->n_args + (call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames));
-    InFlight *record = PyMem_Malloc(sizeof(InFlight) + (size_t)n_all * sizeof(PyObject *)), **link = &innermost;
+/* Returns how many arguments a call has, keyword arguments included. */
+static Py_ssize_t count_arguments(const InFlight *call) {
+    return call->n_args + (call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames));
+}
+
+/* Ends one use of a record. */
+static void drop_record(InFlight *record) {
+    if (--record->n_uses > 0) return;
+    Py_XDECREF(record->call);
+    PyMem_Free(record);
+}
+
+/* Calls a jitted function with arrays, and keeps a record of the call meanwhile. The reference in `call->call` moves
+   into the record and back.
+
+   A greenlet can switch away in the middle of the call. Other greenlets of the thread then use the same C stack, and
+   begin and end calls of their own. So the record is a copy on the heap, and it isn't assumed to be the first of the
+   list when the call ends. */
+static PyObject *run_in_flight(PyObject *jitted, PyObject *const *arrays, size_t n_arrays_flag, InFlight *call) {
+    size_t n_bytes = (size_t)count_arguments(call) * sizeof(PyObject *);
+    InFlight *record = PyMem_Malloc(sizeof(InFlight) + n_bytes);
     if (record == NULL) return PyErr_NoMemory();
     *record = *call;
+    record->n_uses = 1;
     record->args = (PyObject **)(record + 1);
-    if (n_all > 0) memcpy((void *)record->args, (void *)call->args, (size_t)n_all * sizeof(PyObject *));
-    record->outer = *link;
-    *link = record;
+    if (n_bytes > 0) memcpy((void *)record->args, (void *)call->args, n_bytes);
+    record->outer = innermost;
+    innermost = record;
+
     PyObject *output = PyObject_Vectorcall(jitted, arrays, n_arrays_flag, NULL);
+
+    InFlight **link = &innermost;
     while (*link != record) link = &(*link)->outer;
     *link = record->outer;
     call->call = record->call;
-    PyMem_Free(record);
+    record->call = NULL;
+    drop_record(record);
     return output;
 }
 
-/* Returns the Call of a call, borrowed, which is made once. */
+/* Returns the Call of a call in flight, borrowed from `call`. Creates it when it is first asked for. */
 static PyObject *call_of(State *state, InFlight *call) {
     if (call->call != NULL) return call->call;
-    Py_ssize_t n = call->n_args + (call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames));
-    PyObject *small[16], **all = allocate(small, 16, 2 + n);
+    Py_ssize_t n = count_arguments(call);
+    PyObject *small[16];
+    PyObject **all = allocate(small, 16, 2 + n);
     if (all == NULL) return NULL;
     all[0] = call->handler;
     all[1] = call->entry;
     if (n > 0) memcpy((void *)(all + 2), (void *)call->args, (size_t)n * sizeof(PyObject *));
-    PyObject *made = PyObject_VectorcallMethod(state->call_of, all, (size_t)(2 + call->n_args), call->kwnames);
+    size_t n_positional = (size_t)(2 + call->n_args);
+    PyObject *made = PyObject_VectorcallMethod(state->make_matched_call, all, n_positional, call->kwnames);
+    /* Not `release`, because these references are borrowed. */
     if (all != small) PyMem_Free((void *)all);
     if (made != NULL) Py_XSETREF(call->call, made);
     return made;
 }
 
 static PyObject *in_flight(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    InFlight *call = innermost;
-    while (call != NULL && n_args > 0 && call->entry != args[0]) call = call->outer;
-    if (call == NULL) Py_RETURN_NONE;
-    return Py_XNewRef(call_of(PyModule_GetState(module), call));
+    InFlight *record = innermost;
+    while (record != NULL && n_args > 0 && record->entry != args[0]) record = record->outer;
+    if (record == NULL) Py_RETURN_NONE;
+    /* The user's flatten, which `call_of` may run, can switch to the greenlet of the record, which may end the call. */
+    record->n_uses++;
+    PyObject *call = Py_XNewRef(call_of(PyModule_GetState(module), record));
+    drop_record(record);
+    return call;
 }
 
-static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+static PyObject *call_in_flight(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     State *state = PyModule_GetState(module);
-    PyObject *entry = n_args < 2 ? MALFORMED(NULL) : PyObject_GetAttr(args[0], state->entry);
+    if (n_args < 2) return MALFORMED(NULL);
+    PyObject *entry = PyObject_GetAttr(args[0], state->entry);
     if (entry == NULL) return NULL;
     InFlight call = {.entry = entry, .call = args[0]};
-    /* Without `PY_VECTORCALL_ARGUMENTS_OFFSET`, because the place before the arrays is the caller's. */
-    PyObject *output = call_in_flight(args[1], args + 2, (size_t)(n_args - 2), &call);
+    /* Without PY_VECTORCALL_ARGUMENTS_OFFSET: it would let the jitted function write to the place before the arrays,
+       which is in the caller's memory. */
+    PyObject *output = run_in_flight(args[1], args + 2, (size_t)(n_args - 2), &call);
     Py_DECREF(entry);
     return output;
 }
 
-/* --- Fast, and a walk over the arguments of a call ----------------------------------------------- */
+/* --- Fast paths, wrappers, and walks over arguments ---------------------------------------------- */
 
+/* The fast path of an entry. */
 typedef struct {
     PyObject_HEAD
     PyObject *entry;
-    PyObject *jitted;
-    PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *outs;          /* what programs return, by number */
-    Py_ssize_t n_arrays;
-    Py_ssize_t n_fun; /* the function's arrays come last */
-    Py_ssize_t n_statics;
-    long long hits, hits_before;
+    PyObject *jitted; /* the jitted function of the entry */
+    PyObject *args;   /* the spec of the tuple of positional arguments */
+    PyObject *kwargs; /* the spec of the dict of keyword arguments */
+    PyObject *outs;   /* the `outs` of the entry: a dict of what each program returns, by the program's number */
+    Py_ssize_t n_arrays;  /* how many arrays the jitted function takes */
+    Py_ssize_t n_fun;     /* how many of these arrays belong to the wrapped function; they come last */
+    Py_ssize_t n_statics; /* how many static objects the arguments have */
+    long long hits;        /* how many calls this fast path has served */
+    long long hits_before; /* the value of `hits` when the table last looked */
 } Fast;
 
+/* A wrapper. `connect` sets its fields. */
 typedef struct {
     PyObject_HEAD
-    vectorcallfunc vectorcall;
+    vectorcallfunc vectorcall; /* `dispatch` or `call_interceptor` */
     State *state;
-    PyObject *otherwise;   /* called where no fast path serves */
-    PyObject *handler;      /* the slow path */
-    PyObject *fasts;       /* the function's list; NULL until they are connected */
-    PyObject *fun_arrays;  /* the function's arrays */
-    PyObject *fun_statics; /* and static objects */
-    PyObject *names;       /* see `argument` */
-    PyObject *interceptor; /* called instead of `dispatch`, while `intercept` says so */
+    PyObject *otherwise;   /* the callable that makes a call that no fast path matches */
+    PyObject *handler;     /* the CallHandler, which has the slow path */
+    PyObject *fasts;       /* the list of fast paths; NULL until `connect` sets it */
+    PyObject *fun_arrays;  /* a tuple of the wrapped function's arrays */
+    PyObject *fun_statics; /* a tuple of the wrapped function's static objects */
+    PyObject *names;       /* the names of parameters that take positional arguments; see `argument` */
+    PyObject *interceptor; /* the callable that `intercept` puts in the place of this wrapper's calls */
 } Dispatcher;
 
-/* Most calls need no more pointers. */
+/* Most calls need at most this many pointers. */
 #define N_SLOTS 256
 
+/* A walk over the arguments of one call, and the arrays and static objects that it has taken so far. */
 typedef struct {
     State *state;
     Dispatcher *self;
     Fast *fast;
-    PyObject **arrays;  /* in JAX's order */
-    PyObject **statics; /* static objects, in the order of the spec */
-    Py_ssize_t n_taken, n_static;
-    int has_others;     /* whether some array is neither JAX's nor a NumPy scalar */
-    PyObject **block, *small[N_SLOTS]; /* room for both, and for a `self` before the arrays */
+    PyObject **arrays;  /* the arrays, in the order in which the jitted function takes them */
+    PyObject **statics; /* the static objects, in the order of the spec */
+    Py_ssize_t n_arrays;
+    Py_ssize_t n_statics;
+    int has_others;         /* whether any of the arrays is neither JAX's own nor a NumPy scalar */
+    PyObject **block;       /* memory for one free place, then the arrays, then the static objects */
+    PyObject *small[N_SLOTS]; /* the block of a walk that needs no more than this */
     Py_ssize_t n_block;
 } Walk;
 
 /* --- Guards -------------------------------------------------------------------------------------- */
 
-/* A guard: 1 if a value has a spec (or a key), 0 if not, -1 with an exception. */
+/* A guard returns 1 if a value has the given spec (or key), 0 if it doesn't, and -1 if an error is set. */
 typedef int (*Guard)(Walk *walk, PyObject *spec, PyObject *value);
 
 static int same(Walk *walk, PyObject *key, PyObject *value);
 static int match(Walk *walk, PyObject *spec, PyObject *value);
 
-/* Asks a guard about a part of the user's container, which may lose it meanwhile. */
-static inline int guard_referenced(Walk *walk, Guard guard, PyObject *spec, PyObject *value) {
-    Py_INCREF(value);
-    int matches = guard(walk, spec, value);
-    Py_DECREF(value);
+/* Runs a guard on a child of a container, which may lose the child meanwhile. */
+static inline int guard_child(Walk *walk, Guard guard, PyObject *spec, PyObject *child) {
+    Py_INCREF(child);
+    int matches = guard(walk, spec, child);
+    Py_DECREF(child);
     return matches;
 }
 
-/* Tuples and lists: their class was compared, so their number and each item are all there is. Items of a
-   subclass are its base's, because `split` and `static_key` read them past its `__iter__`, too. */
+/* Runs a guard on each item of a tuple or list whose class has been compared. Items of a subclass are read past its
+   `__iter__`, as `split` and `static_key` read them. */
 static inline int each_item(Walk *walk, Guard guard, PyObject *spec, PyObject *value, Py_ssize_t n) {
     for (Py_ssize_t i = 0; i < n; i++) {
         if (PySequence_Fast_GET_SIZE(value) != n) return 0;
-        int matches = guard_referenced(walk, guard, PyTuple_GET_ITEM(spec, HEAD + i), PySequence_Fast_GET_ITEM(value, i));
+        PyObject *item_spec = PyTuple_GET_ITEM(spec, HEAD + i);
+        int matches = guard_child(walk, guard, item_spec, PySequence_Fast_GET_ITEM(value, i));
         if (matches <= 0) return matches;
     }
     return PySequence_Fast_GET_SIZE(value) == n;
 }
 
-/* The rule itself, for what is rare. */
+/* --- Guards of static objects -------------------------------------------------------------------- */
+
+/* Asks `same` in _spec/static_key.py, which is slower, about a key that is rare. */
 static int same_in_python(Walk *walk, PyObject *key, PyObject *value) {
     PyObject *answer = PyObject_CallFunctionObjArgs(walk->state->same, value, key, NULL);
     if (answer == NULL) return -1;
@@ -348,32 +423,37 @@ static int same_in_python(Walk *walk, PyObject *key, PyObject *value) {
     return is_same;
 }
 
-/* By identity: the object lives as long as its reference says so, so an address can't be another's. */
+/* Returns whether the value is the object that a weak reference refers to. A dead reference refers to None, so None
+   is never the object. */
 static int is_referent(PyObject *ref, PyObject *value) {
-    PyObject *found = PyObject_CallNoArgs(ref);
-    if (found == NULL) return -1;
-    Py_DECREF(found);
-    return found == value && found != Py_None;
+    PyObject *referent = PyObject_CallNoArgs(ref);
+    if (referent == NULL) return -1;
+    Py_DECREF(referent);
+    return referent == value && referent != Py_None;
 }
 
-/* Floats by their bits, because zeros have two signs, and NaN equals NaN. */
+/* Compares floats by their bits, because 0.0 and -0.0 differ. All NaNs count as the same, because otherwise each new
+   NaN would cause a trace. */
 static int same_number(Walk *walk, PyObject *key, PyObject *value, PyObject *bits) {
     if (!PyFloat_CheckExact(value)) return same_in_python(walk, key, value);
-    double a = PyFloat_AS_DOUBLE(value), b;
+    double a = PyFloat_AS_DOUBLE(value);
+    double b;
     memcpy(&b, PyBytes_AS_STRING(bits), sizeof b);
-    return memcmp((char *)&a, (char *)&b, sizeof a) == 0 || (a != a && b != b);
+    int are_nan = a != a && b != b;
+    return memcmp((char *)&a, (char *)&b, sizeof a) == 0 || are_nan;
 }
 
-/* Dicts by their items in order, because a function may go through them. The key has their keys first,
-   then the values. */
+/* Compares the items of a dict in their order, because the user's function may iterate over the dict. The parts of the
+   key are first the keys of the n / 2 items, then their values. */
 static int same_pairs(Walk *walk, PyObject *pairs, PyObject *value, Py_ssize_t n) {
     PyObject *key, *item;
-    Py_ssize_t position = 0, half = n / 2;
+    Py_ssize_t position = 0;
+    Py_ssize_t half = n / 2;
     for (Py_ssize_t i = 0; i < half; i++) {
-        /* An `==` of a user's may change the dict in between; `PyDict_Next` never leaves it. */
+        /* The user's `==` may have changed the dict. `PyDict_Next` stays within its memory even then. */
         if (PyDict_GET_SIZE(value) != half || !PyDict_Next(value, &position, &key, &item)) return 0;
         Py_INCREF(item);
-        int is_same = guard_referenced(walk, same, PyTuple_GET_ITEM(pairs, HEAD + i), key);
+        int is_same = guard_child(walk, same, PyTuple_GET_ITEM(pairs, HEAD + i), key);
         if (is_same > 0) is_same = same(walk, PyTuple_GET_ITEM(pairs, HEAD + half + i), item);
         Py_DECREF(item);
         if (is_same <= 0) return is_same;
@@ -381,7 +461,7 @@ static int same_pairs(Walk *walk, PyObject *pairs, PyObject *value, Py_ssize_t n
     return PyDict_GET_SIZE(value) == half;
 }
 
-/* Dataclasses and slices by the fields that their `==` compares, which was generated and does no more. */
+/* Compares a slice, or a dataclass with a generated `==`, by the fields that its `==` compares. */
 static int same_fields(Walk *walk, PyObject *key, PyObject *value, Py_ssize_t n) {
     PyObject *names = PyTuple_GET_ITEM(key, 2);
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -394,54 +474,62 @@ static int same_fields(Walk *walk, PyObject *key, PyObject *value, Py_ssize_t n)
     return 1;
 }
 
-/* Values that are read into parts: by their very class, then as its reader has them. */
+/* Compares a value with a key that has parts. */
 static int same_parts(Walk *walk, PyObject *key, PyObject *value) {
     Py_ssize_t n = PyTuple_GET_SIZE(key) - HEAD;
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(key, 1)) return 0;
-    /* A bool is one of two objects. */
+    /* A bool is its own part, and there are only two bools. */
     if (PyBool_Check(value) && n > 0) return value == PyTuple_GET_ITEM(key, HEAD);
     long reader = KIND(key);
     if (reader == NUMBER && n > 0) return same_number(walk, key, value, PyTuple_GET_ITEM(key, HEAD));
     int is_items = reader == ITEMS && (PyTuple_Check(value) || PyList_Check(value));
-    /* The order of other dicts isn't that of their memory. */
+    /* Not for subclasses: `PyDict_Next` doesn't follow the order of an `OrderedDict`. */
     int is_pairs = reader == PAIRS && PyDict_CheckExact(value);
     if (!is_items && !is_pairs && reader != FIELDS) return same_in_python(walk, key, value);
-    if (ENTER) return -1;
-    int is_same = is_items   ? each_item(walk, same, key, value, n)
-                  : is_pairs ? same_pairs(walk, key, value, n)
-                             : same_fields(walk, key, value, n);
+    if (ENTER_LEVEL) return -1;
+    int is_same;
+    if (is_items) is_same = each_item(walk, same, key, value, n);
+    else if (is_pairs) is_same = same_pairs(walk, key, value, n);
+    else is_same = same_fields(walk, key, value, n);
     Py_LeaveRecursiveCall();
     return is_same;
 }
 
-/* By the object's class, its `hash` and `==`, in this order, as a dict finds a key; an array by its content. */
+/* Compares a value with the object of an Opaque by hash and then by `==`, as a dict looks up a key. */
+static int same_by_hash(PyObject *object, PyObject *hash, PyObject *value) {
+    Py_hash_t now = PyObject_Hash(value);
+    if (now == -1) return -1;
+    Py_hash_t then = PyLong_AsSsize_t(hash);
+    if (then == -1 && PyErr_Occurred()) return -1;
+    return now == then ? PyObject_RichCompareBool(value, object, Py_EQ) : 0;
+}
+
+/* Compares a value with an Opaque, which is the key of an object that isn't read into parts. */
 static int same_opaque(Walk *walk, PyObject *key, PyObject *value) {
     State *state = walk->state;
-    PyObject *names[] = {state->value, state->identity_suffices, state->content, state->hash}, *parts[4] = {NULL};
+    PyObject *names[] = {state->value, state->identity_suffices, state->content, state->hash};
+    PyObject *parts[4] = {NULL};
     int is_same = 1;
     for (int i = 0; is_same > 0 && i < 4; i++) {
         parts[i] = PyObject_GetAttr(key, names[i]);
         if (parts[i] == NULL) is_same = -1;
     }
-    if (is_same > 0) is_same = Py_TYPE(value) == Py_TYPE(parts[0]);
-    if (is_same > 0 && !(value == parts[0] && parts[1] == Py_True)) {
-        if (parts[2] != Py_None || !PyLong_CheckExact(parts[3])) {
-            /* An array, or an object without a hash. */
-            is_same = same_in_python(walk, key, value);
-        }
-        else {
-            Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(parts[3]);
-            is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
-            if (is_same > 0) is_same = PyObject_RichCompareBool(value, parts[0], Py_EQ);
-        }
+    if (is_same > 0) {
+        PyObject *object = parts[0], *identity_suffices = parts[1], *content = parts[2], *hash = parts[3];
+        if (Py_TYPE(value) != Py_TYPE(object)) is_same = 0;
+        else if (value == object && identity_suffices == Py_True) is_same = 1;
+        else if (content == Py_None && PyLong_CheckExact(hash)) is_same = same_by_hash(object, hash, value);
+        /* The object is an array, is compared by identity, or has no hash. */
+        else is_same = same_in_python(walk, key, value);
     }
     release(parts, parts, 4);
     return is_same;
 }
 
+/* Returns whether a value has a key, like `same` in _spec/static_key.py. */
 static int same(Walk *walk, PyObject *key, PyObject *value) {
     PyTypeObject *type = Py_TYPE(key);
-    /* Those that stand for themselves: exact types, whose `==` is Python's. */
+    /* Objects of these types are their own keys, and their `==` runs no code of the user's. */
     if (type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBytes_Type) {
         return value == key || (Py_TYPE(value) == type ? PyObject_RichCompareBool(value, key, Py_EQ) : 0);
     }
@@ -452,36 +540,15 @@ static int same(Walk *walk, PyObject *key, PyObject *value) {
     return same_in_python(walk, key, value);
 }
 
-/* Takes a leaf that is an array. That it is one suffices: JAX compares shapes and dtypes. */
-static int match_array(Walk *walk, PyObject *leaf) {
-    State *state = walk->state;
-    PyTypeObject *type = Py_TYPE(leaf);
-    if (walk->n_taken >= walk->fast->n_arrays) return MALFORMED(-1);
-    if ((PyObject *)type != state->array_type) {
-        int is_array = PySet_Contains(state->array_classes, (PyObject *)type);
-        if (is_array < 0) return -1;
-        /* NumPy's scalars can't change. */
-        walk->has_others = walk->has_others || !is_array || (PyObject *)type == state->numpy_type;
-        if (!is_array) {
-            PyObject *answer = PyObject_CallOneArg(state->is_array, leaf);
-            is_array = answer == NULL ? -1 : PyObject_IsTrue(answer);
-            Py_XDECREF(answer);
-            if (is_array <= 0) return is_array;
-        }
-    }
-    walk->arrays[walk->n_taken++] = Py_NewRef(leaf);
-    return 1;
-}
-
-/* Takes a static object: the program may return this very one. */
+/* Takes a static object of the call, because the program may return this very object. Returns 1, or -1. */
 static inline int take_static(Walk *walk, PyObject *value) {
-    if (walk->n_static >= walk->fast->n_statics) return MALFORMED(-1);
-    walk->statics[walk->n_static++] = Py_NewRef(value);
+    if (walk->n_statics >= walk->fast->n_statics) return MALFORMED(-1);
+    walk->statics[walk->n_statics++] = Py_NewRef(value);
     return 1;
 }
 
-/* Compares a static leaf. That its class isn't a node is asked on each call where it may have been registered
-   meanwhile. */
+/* Compares a static leaf. If the class of the leaf may have been registered as a node since, it is asked whether the
+   leaf is still a leaf. */
 static int same_leaf(Walk *walk, Static *expected, PyObject *value) {
     if (expected->ask) {
         PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value);
@@ -492,45 +559,78 @@ static int same_leaf(Walk *walk, Static *expected, PyObject *value) {
     return same(walk, expected->key, value);
 }
 
+/* --- Guards of arrays and nodes ------------------------------------------------------------------ */
+
+/* Returns whether a leaf, whose class isn't JAX's own class of arrays, is an array. */
+static int is_other_array(Walk *walk, PyObject *leaf) {
+    State *state = walk->state;
+    PyObject *type = (PyObject *)Py_TYPE(leaf);
+    int is_known = PySet_Contains(state->array_classes, type);
+    if (is_known < 0) return -1;
+    /* A NumPy scalar can't change, so it is passed as it is. */
+    if (is_known && type != state->numpy_type) return 1;
+    walk->has_others = 1;
+    if (is_known) return 1;
+    PyObject *answer = PyObject_CallOneArg(state->is_array, leaf);
+    int is_array = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    return is_array;
+}
+
+/* Matches a leaf that must be an array, and takes it. Its shape and dtype don't matter, because JAX compares them. */
+static int match_array(Walk *walk, PyObject *leaf) {
+    if (walk->n_arrays >= walk->fast->n_arrays) return MALFORMED(-1);
+    if ((PyObject *)Py_TYPE(leaf) != walk->state->array_type) {
+        int is_array = is_other_array(walk, leaf);
+        if (is_array <= 0) return is_array;
+    }
+    walk->arrays[walk->n_arrays++] = Py_NewRef(leaf);
+    return 1;
+}
+
 static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    /* The class of a named tuple may have been registered as another node meanwhile. */
-    int is_node = PyTuple_GET_ITEM(spec, 2) == Py_None
-                      ? 0
-                      : PySequence_Contains(walk->state->registered, (PyObject *)Py_TYPE(value));
-    if (is_node) return is_node < 0 ? -1 : 0;
+    /* The aux of a named tuple isn't None. Its class may have been registered as a node of another kind since. */
+    if (PyTuple_GET_ITEM(spec, 2) != Py_None) {
+        int is_node = PySequence_Contains(walk->state->registered, (PyObject *)Py_TYPE(value));
+        if (is_node) return is_node < 0 ? -1 : 0;
+    }
     return each_item(walk, match, spec, value, n);
 }
 
-/* As many keys as the spec has names, and each of these: hence no others. */
+/* Matches the values of a dict that must have exactly the keys that the spec names. A dict of n items that has each
+   of n names has no other key. */
 static int match_values(Walk *walk, PyObject *spec, PyObject *dict, Py_ssize_t n) {
-    PyObject *names = PyTuple_GET_ITEM(spec, 2), *key, *item;
+    PyObject *names = PyTuple_GET_ITEM(spec, 2);
+    PyObject *key, *item;
     Py_ssize_t position = 0;
     int in_order = 1;
     if (PyDict_GET_SIZE(dict) != n) return 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i);
-        /* Mostly they come in the order of the names, and no hash has to be looked up. */
+        /* Most dicts have their items in the order of the names, and then nothing is looked up by hash. */
         in_order = in_order && PyDict_Next(dict, &position, &key, &item) && key == name;
         if (!in_order) item = PyDict_GetItemWithError(dict, name);
         if (item == NULL) return PyErr_Occurred() ? -1 : 0;
-        int matches = guard_referenced(walk, match, PyTuple_GET_ITEM(spec, HEAD + i), item);
+        int matches = guard_child(walk, match, PyTuple_GET_ITEM(spec, HEAD + i), item);
         if (matches <= 0) return matches;
     }
     return PyDict_GET_SIZE(dict) == n;
 }
 
-/* Dicts by key, whatever their order: JAX sorts them, and so does the spec. */
+/* Matches a dict by key, in whatever order it has its items, because JAX and the spec sort them. */
 static int match_dict(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    /* A key of a class derived from `str` equals a text, too, by an `==` of its own. */
+    /* A key of a subclass of `str` may equal a string, too, by its own `==`. */
     PyObject *key;
     Py_ssize_t position = 0;
-    while (PyDict_Next(value, &position, &key, NULL)) if (!PyUnicode_CheckExact(key)) return 0;
+    while (PyDict_Next(value, &position, &key, NULL)) {
+        if (!PyUnicode_CheckExact(key)) return 0;
+    }
     return match_values(walk, spec, value, n);
 }
 
-/* Modules by all that their `__dict__` holds: the spec has the static fields, too. */
+/* Matches a Module by everything in its `__dict__`, because the spec names the static fields, too. */
 static int match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    /* Past `Module.__getattribute__`, which is Python. */
+    /* Not by attribute, which would call `Module.__getattribute__`, a Python function. */
     PyObject *fields = PyObject_GenericGetDict(value, NULL);
     if (fields == NULL) return -1;
     int matches = PyDict_CheckExact(fields) ? match_values(walk, spec, fields, n) : 0;
@@ -538,26 +638,33 @@ static int match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t 
     return matches;
 }
 
-/* A node of JAX's registry by what its flatten returns, which is all that JAX has of it: metadata, and
-   children. It is the user's, and runs on every call. */
+/* Matches any other node by the metadata and children that its flatten function returns. That function is the user's,
+   and JAX knows no more of the node. It runs on every call. */
 static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value), *children = NULL;
-    int matches = flat == NULL ? -1 : flat != Py_None;
-    if (matches > 0 && (!PyTuple_Check(flat) || PyTuple_GET_SIZE(flat) != 2)) matches = MALFORMED(-1);
+    PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value);
+    if (flat == NULL) return -1;
+    if (flat == Py_None) {
+        Py_DECREF(flat);
+        return 0;
+    }
+    PyObject *children = NULL;
+    int matches = PyTuple_Check(flat) && PyTuple_GET_SIZE(flat) == 2 ? 1 : MALFORMED(-1);
     if (matches > 0) {
-        Static *metadata = (Static *)PyTuple_GET_ITEM(spec, 2);
-        matches = take_static(walk, PyTuple_GET_ITEM(flat, 1));
-        if (matches > 0) matches = same(walk, metadata->key, PyTuple_GET_ITEM(flat, 1));
+        Static *expected = (Static *)PyTuple_GET_ITEM(spec, 2);
+        PyObject *metadata = PyTuple_GET_ITEM(flat, 1);
+        matches = take_static(walk, metadata);
+        if (matches > 0) matches = same(walk, expected->key, metadata);
     }
     if (matches > 0) {
         children = PySequence_Tuple(PyTuple_GET_ITEM(flat, 0));
         matches = children == NULL ? -1 : each_item(walk, match, spec, children, n);
     }
-    Py_XDECREF(flat);
+    Py_DECREF(flat);
     Py_XDECREF(children);
     return matches;
 }
 
+/* Matches a value with a spec, and takes the arrays and static objects in the value. */
 static int match(Walk *walk, PyObject *spec, PyObject *value) {
     static int (*const by_kind[])(Walk *, PyObject *, PyObject *, Py_ssize_t) = {
         match_sequence, match_dict, match_module, match_node};
@@ -566,9 +673,9 @@ static int match(Walk *walk, PyObject *spec, PyObject *value) {
     if (Py_TYPE(spec) == walk->state->static_type) {
         return take_static(walk, value) < 0 ? -1 : same_leaf(walk, (Static *)spec, value);
     }
-    /* The very class, because `split` has a subclass in another way, if at all. */
+    /* A subclass doesn't match, because `split` may read its objects differently, or not at all. */
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(spec, 1)) return 0;
-    if (ENTER) return -1;
+    if (ENTER_LEVEL) return -1;
     int matches = by_kind[KIND(spec)](walk, spec, value, PyTuple_GET_SIZE(spec) - HEAD);
     Py_LeaveRecursiveCall();
     return matches;
@@ -576,43 +683,50 @@ static int match(Walk *walk, PyObject *spec, PyObject *value) {
 
 /* --- Outputs ------------------------------------------------------------------------------------- */
 
-/* What an output is made of: arrays in what JAX returned, which lie in a list unless there is one. */
+/* What JAX returned for a call, and how much of it the user's output contains so far. */
 typedef struct {
-    Walk *walk;            /* of the call */
-    PyObject *const *arrays;
-    Py_ssize_t n_arrays, n_taken;
-    Flags *program;        /* which JAX keeps */
-    PyObject *list;        /* of the arrays */
-    PyObject *out;         /* of the program: a spec, static objects, the numbers of those that came in */
-    Py_ssize_t n_made;     /* how many static objects were used */
-} Make;
+    Walk *walk;              /* the walk over the arguments of the call */
+    Flags *program;          /* the program that ran; JAX keeps it alive */
+    PyObject *list;          /* the list of the arrays that the program returned */
+    PyObject *const *arrays; /* the items of that list */
+    Py_ssize_t n_arrays;
+    PyObject *out;             /* the Out of the program: (spec, static objects, slots) */
+    Py_ssize_t n_arrays_used;  /* how many arrays the output contains so far */
+    Py_ssize_t n_statics_used; /* how many static objects the output contains so far */
+} Output;
 
-static int find_arrays(Make *parts, PyObject *output) {
+/* Reads what the jitted function returned: a dict of one program and the list of its arrays. */
+static int read_returned(Output *output, PyObject *returned) {
     Py_ssize_t position = 0;
     PyObject *program, *arrays;
-    if (!PyDict_CheckExact(output) || !PyDict_Next(output, &position, &program, &arrays)) return MALFORMED(-1);
-    if (!PyObject_TypeCheck(program, parts->walk->state->flags_type) || !PyList_CheckExact(arrays)) return MALFORMED(-1);
-    parts->program = (Flags *)program;
-    parts->list = arrays;
-    parts->n_arrays = PyList_GET_SIZE(arrays);
-    parts->arrays = &PyList_GET_ITEM(arrays, 0);
+    if (!PyDict_CheckExact(returned) || !PyDict_Next(returned, &position, &program, &arrays)) return MALFORMED(-1);
+    if (!PyObject_TypeCheck(program, output->walk->state->flags_type)) return MALFORMED(-1);
+    if (!PyList_CheckExact(arrays)) return MALFORMED(-1);
+    output->program = (Flags *)program;
+    output->list = arrays;
+    /* The list was created for this call, so nobody else changes it. */
+    output->n_arrays = PyList_GET_SIZE(arrays);
+    output->arrays = PySequence_Fast_ITEMS(arrays);
     return 0;
 }
 
-static PyObject *next_static(Make *parts) {
-    PyObject *statics = PyTuple_GET_ITEM(parts->out, 1), *slots = PyTuple_GET_ITEM(parts->out, 2);
-    Py_ssize_t i = parts->n_made++;
+/* Returns the next static object of the output. Its slot is -1 if it comes from the trace, or else the index of one
+   that came in with this call. The function's static objects come first, then those of the arguments. */
+static PyObject *next_static(Output *output) {
+    PyObject *statics = PyTuple_GET_ITEM(output->out, 1);
+    PyObject *slots = PyTuple_GET_ITEM(output->out, 2);
+    Py_ssize_t i = output->n_statics_used++;
     if (i >= PyTuple_GET_SIZE(slots)) return MALFORMED(NULL);
     Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(slots, i));
     if (slot < 0) return Py_NewRef(PyTuple_GET_ITEM(statics, i));
-    /* The function's come first, then the arguments'. */
-    PyObject *of_function = parts->walk->self->fun_statics;
-    Py_ssize_t n_fun = PyTuple_GET_SIZE(of_function);
-    if (slot - n_fun >= parts->walk->n_static) return MALFORMED(NULL);
-    return Py_NewRef(slot < n_fun ? PyTuple_GET_ITEM(of_function, slot) : parts->walk->statics[slot - n_fun]);
+    PyObject *fun_statics = output->walk->self->fun_statics;
+    Py_ssize_t n_fun = PyTuple_GET_SIZE(fun_statics);
+    if (slot < n_fun) return Py_NewRef(PyTuple_GET_ITEM(fun_statics, slot));
+    if (slot - n_fun >= output->walk->n_statics) return MALFORMED(NULL);
+    return Py_NewRef(output->walk->statics[slot - n_fun]);
 }
 
-/* Moves items, with their references, into a new tuple or list, which is full when anybody finds it. */
+/* Moves items, with their references, into a tuple or list that was created just now. `made` may be NULL. */
 static PyObject *move_into(PyObject *made, PyObject **items, Py_ssize_t n) {
     if (made == NULL || n == 0) return made;
     memcpy((void *)PySequence_Fast_ITEMS(made), (void *)items, (size_t)n * sizeof(PyObject *));
@@ -623,9 +737,11 @@ static PyObject *move_into(PyObject *made, PyObject **items, Py_ssize_t n) {
 static PyObject *make_sequence(State *Py_UNUSED(state), PyObject *cls, PyObject *aux, PyObject **items, Py_ssize_t n) {
     if (cls == (PyObject *)&PyList_Type) return move_into(PyList_New(n), items, n);
     if (aux == Py_None) return move_into(PyTuple_New(n), items, n);
+    /* A named tuple whose class has a `__new__` of its own. */
     if (aux != Py_True) return PyObject_Vectorcall(cls, items, (size_t)n, NULL);
-    /* A named tuple whose class, called, does no more than this: as `tuple.__new__` does it. */
-    return move_into(((PyTypeObject *)cls)->tp_alloc((PyTypeObject *)cls, n), items, n);
+    /* A named tuple with the generated `__new__`, which does what `tuple.__new__` does. */
+    PyTypeObject *type = (PyTypeObject *)cls;
+    return move_into(type->tp_alloc(type, n), items, n);
 }
 
 static PyObject *make_dict(State *Py_UNUSED(state), PyObject *Py_UNUSED(cls), PyObject *keys,
@@ -638,8 +754,9 @@ static PyObject *make_dict(State *Py_UNUSED(state), PyObject *Py_UNUSED(cls), Py
 }
 
 static PyObject *make_module(State *state, PyObject *cls, PyObject *names, PyObject **values, Py_ssize_t n) {
-    /* Field by field, past Equinox's `__setattr__`: CPython then makes no dict before somebody asks. */
     PyObject *made = PyBaseObject_Type.tp_new((PyTypeObject *)cls, state->empty, NULL);
+    /* Not by Equinox's `__setattr__`, because a Module is frozen. Not by the `__dict__` either, because CPython stores
+       fields that are set one by one without a dict, until somebody asks for it. */
     for (Py_ssize_t i = 0; made != NULL && i < n; i++) {
         if (PyObject_GenericSetAttr(made, PyTuple_GET_ITEM(names, i), values[i]) < 0) Py_CLEAR(made);
     }
@@ -654,82 +771,92 @@ static PyObject *make_node(State *state, PyObject *cls, PyObject *metadata, PyOb
     return made;
 }
 
-static PyObject *make(Make *parts, PyObject *spec);
+static PyObject *combine(Output *output, PyObject *spec);
 
-/* Not inlined, because leaves, of which there are most, would pay for its frame. */
-static NOINLINE PyObject *make_branch(Make *parts, PyObject *spec) {
-    static PyObject *(*const by_kind[])(State *, PyObject *, PyObject *, PyObject **, Py_ssize_t) = {
+/* Combines a node. Not inlined, because leaves are more frequent, and would pay for this function's frame. */
+static NOINLINE PyObject *combine_node(Output *output, PyObject *spec) {
+    static PyObject *(*const make_by_kind[])(State *, PyObject *, PyObject *, PyObject **, Py_ssize_t) = {
         make_sequence, make_dict, make_module, make_node};
-    Py_ssize_t i = 0, n = PyTuple_GET_SIZE(spec) - HEAD;
+    State *state = output->walk->state;
+    Py_ssize_t n = PyTuple_GET_SIZE(spec) - HEAD;
     long kind = KIND(spec);
-    PyObject *small[16], **children = allocate(small, 16, n), *made = NULL;
+    PyObject *cls = PyTuple_GET_ITEM(spec, 1);
+    PyObject *small[16];
+    PyObject **children = allocate(small, 16, n);
     if (children == NULL) return NULL;
-    /* Metadata comes before what is below, as in `split`. */
-    PyObject *aux = kind == NODE ? next_static(parts) : Py_NewRef(PyTuple_GET_ITEM(spec, 2));
+    PyObject *made = NULL;
+    /* The metadata of a node comes before the static objects of its children, as in `split`. */
+    PyObject *aux = kind == NODE ? next_static(output) : Py_NewRef(PyTuple_GET_ITEM(spec, 2));
     if (aux != NULL) {
-        while (i < n && (children[i] = make(parts, PyTuple_GET_ITEM(spec, HEAD + i))) != NULL) i++;
-        if (i == n) made = by_kind[kind](parts->walk->state, PyTuple_GET_ITEM(spec, 1), aux, children, n);
+        Py_ssize_t i = 0;
+        while (i < n && (children[i] = combine(output, PyTuple_GET_ITEM(spec, HEAD + i))) != NULL) i++;
+        if (i == n) made = make_by_kind[kind](state, cls, aux, children, n);
         Py_DECREF(aux);
     }
     release(children, small, n);
     return made;
 }
 
-static PyObject *make(Make *parts, PyObject *spec) {
-    State *state = parts->walk->state;
+/* Returns the part of the user's output that has this spec. */
+static PyObject *combine(Output *output, PyObject *spec) {
+    State *state = output->walk->state;
     if (spec == state->array_mark) {
-        if (parts->n_taken >= parts->n_arrays) return MALFORMED(NULL);
-        return Py_NewRef(parts->arrays[parts->n_taken++]);
+        if (output->n_arrays_used >= output->n_arrays) return MALFORMED(NULL);
+        return Py_NewRef(output->arrays[output->n_arrays_used++]);
     }
     if (spec == Py_None) Py_RETURN_NONE;
-    if (Py_TYPE(spec) == state->static_type) return next_static(parts);
-    if (ENTER) return NULL;
-    PyObject *made = make_branch(parts, spec);
+    if (Py_TYPE(spec) == state->static_type) return next_static(output);
+    if (ENTER_LEVEL) return NULL;
+    PyObject *made = combine_node(output, spec);
     Py_LeaveRecursiveCall();
     return made;
 }
 
 /* Returns the user's output. */
-static PyObject *make_output(Make *parts) {
-    Fast *fast = parts->walk->fast;
-    PyObject *number = PyLong_FromLongLong(parts->program->number);
-    PyObject *found = number == NULL ? NULL : PyDict_GetItemWithError(fast->outs, number);
-    Py_XDECREF(number);
+static PyObject *combine_output(Output *output) {
+    PyObject *number = PyLong_FromLongLong(output->program->number);
+    if (number == NULL) return NULL;
+    /* The value is a pair of the Out and a weak reference to the program. */
+    PyObject *found = PyDict_GetItemWithError(output->walk->fast->outs, number);
+    Py_DECREF(number);
     if (found == NULL) return PyErr_Occurred() ? NULL : MALFORMED(NULL);
-    parts->out = Py_NewRef(PyTuple_GET_ITEM(found, 0));
-    PyObject *made = make(parts, PyTuple_GET_ITEM(parts->out, 0));
-    Py_DECREF(parts->out);
+    output->out = Py_NewRef(PyTuple_GET_ITEM(found, 0));
+    PyObject *made = combine(output, PyTuple_GET_ITEM(output->out, 0));
+    Py_DECREF(output->out);
     return made;
 }
 
-/* Returns whether the output is that of a transformation; waits until the program has run if that can raise, or
-   if it reads memory of the user's. It has run once one of its outputs is there; not so under a transformation,
-   which may pass inputs on, and whose program isn't known. */
-static int wait_for(Make *parts, int must_wait) {
-    State *state = parts->walk->state;
-    Flags *flags = parts->program;
-    int are_plain = parts->n_arrays > 0, is_transformed = 0;
-    for (Py_ssize_t i = 0; i < parts->n_arrays; i++) {
-        PyTypeObject *type = Py_TYPE(parts->arrays[i]);
+/* Waits until the program of a call has run, if the program can raise, if `must_wait` says so, or if a transformation
+   such as an eager `vmap` runs the program. Returns whether there is such a transformation, or -1. */
+static int wait_if_needed(Output *output, int must_wait) {
+    State *state = output->walk->state;
+    Flags *program = output->program;
+    int are_plain = output->n_arrays > 0;
+    int is_transformed = 0;
+    for (Py_ssize_t i = 0; i < output->n_arrays; i++) {
+        PyTypeObject *type = Py_TYPE(output->arrays[i]);
         if ((PyObject *)type == state->array_type) continue;
         are_plain = 0;
         is_transformed = is_transformed || PyType_IsSubtype(type, state->tracer_type);
     }
-    /* A program that isn't read yet is waited for when it is. */
-    must_wait = must_wait || (flags->must_wait && !flags->unread);
-    if (!is_transformed && !must_wait) return is_transformed;
-    PyObject *done = are_plain ? PyObject_CallMethodNoArgs(parts->arrays[0], state->block_until_ready)
-                               : PyObject_CallOneArg(state->wait_for, parts->list);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : is_transformed;
+    /* `finish_fast` reads an unread program, and then waits if need be. */
+    must_wait = must_wait || (program->must_wait && !program->unread);
+    if (!is_transformed && !must_wait) return 0;
+    /* A program has run as soon as one of its outputs is there. That isn't so for tracers, because a transformation may
+       return some inputs unchanged. */
+    PyObject *done = are_plain ? PyObject_CallMethodNoArgs(output->arrays[0], state->block_until_ready)
+                               : PyObject_CallOneArg(state->wait_for, output->list);
+    if (done == NULL) return -1;
+    Py_DECREF(done);
+    return is_transformed;
 }
 
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
 
-#define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->outs);
+#define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); DO(self->outs);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
+/* Returns Fast(entry, jitted, args, kwargs, outs, n_statics, n_arrays, n_fun). */
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     Fast new = {0};
     if (!PyArg_ParseTuple(args, "OOO!O!O!nnn:Fast", &new.entry, &new.jitted,
@@ -745,103 +872,148 @@ static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     return (PyObject *)self;
 }
 
-/* The spec of the i-th argument: those of keywords follow the others. */
-static PyObject *spec_of(Fast *fast, Py_ssize_t i) {
-    Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
-    return i < n_args ? PyTuple_GET_ITEM(fast->args, HEAD + i)
-                      : PyTuple_GET_ITEM(fast->kwargs, HEAD + i - n_args);
+static PyMemberDef fast_members[] = {
+    {"entry", T_OBJECT, offsetof(Fast, entry), READONLY, NULL},
+    {"hits", T_LONGLONG, offsetof(Fast, hits), READONLY, NULL},
+    {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot fast_slots[] = {
+    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, n_statics, n_arrays, n_fun): the fast path of an entry."},
+    {Py_tp_new, fast_new},
+    COLLECTED_SLOTS(fast),
+    {Py_tp_members, fast_members},
+    {0, NULL}};
+
+TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
+
+/* --- Matching a whole call ----------------------------------------------------------------------- */
+
+/* Returns how many positional arguments the spec of a fast path has. */
+static Py_ssize_t count_positional(Fast *fast) {
+    return PyTuple_GET_SIZE(fast->args) - HEAD;
 }
 
-/* Returns the i-th argument in the order of the spec, borrowed; NULL if the call hasn't got it. `names` are
-   those of the parameters that take positional arguments, None where a keyword can't be passed. */
+/* Returns how many arguments the spec of a fast path has, keyword arguments included. */
+static Py_ssize_t count_all(Fast *fast) {
+    return count_positional(fast) + PyTuple_GET_SIZE(fast->kwargs) - HEAD;
+}
+
+/* Returns the spec of the i-th argument, where keyword arguments follow positional ones. */
+static PyObject *spec_of(Fast *fast, Py_ssize_t i) {
+    Py_ssize_t n_positional = count_positional(fast);
+    return i < n_positional ? PyTuple_GET_ITEM(fast->args, HEAD + i)
+                            : PyTuple_GET_ITEM(fast->kwargs, HEAD + i - n_positional);
+}
+
+/* Returns the i-th argument in the order of the spec, borrowed from the call, or NULL if the call doesn't have it. A
+   call may pass an argument by keyword that is positional in the spec. So `names` are the names of the parameters that
+   take positional arguments, with None for each that can't be passed by keyword. */
 static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py_ssize_t i) {
-    Py_ssize_t n = call->n_args, n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
-    if (i < n) return call->args[i];
-    PyObject *keys = i < n_args ? names : PyTuple_GET_ITEM(fast->kwargs, 2);
-    Py_ssize_t place = i < n_args ? i : i - n_args, n_named = PyTuple_GET_SIZE(call->kwnames);
-    PyObject *name = place < PyTuple_GET_SIZE(keys) ? PyTuple_GET_ITEM(keys, place) : Py_None;
+    if (i < call->n_args) return call->args[i];
+    Py_ssize_t n_positional = count_positional(fast);
+    int is_positional = i < n_positional;
+    PyObject *candidates = is_positional ? names : PyTuple_GET_ITEM(fast->kwargs, 2);
+    Py_ssize_t place = is_positional ? i : i - n_positional;
+    PyObject *name = place < PyTuple_GET_SIZE(candidates) ? PyTuple_GET_ITEM(candidates, place) : Py_None;
     if (!PyUnicode_CheckExact(name)) return NULL;
+    Py_ssize_t n_named = PyTuple_GET_SIZE(call->kwnames);
     for (Py_ssize_t k = 0; k < n_named; k++) {
-        /* Mostly they are passed in the order of the spec. */
-        Py_ssize_t at = i - n + k < n_named ? i - n + k : i - n + k - n_named;
+        /* The search begins where the keyword is if the call passes keywords in the order of the spec. */
+        Py_ssize_t at = i - call->n_args + k;
+        if (at >= n_named) at -= n_named;
         PyObject *other = PyTuple_GET_ITEM(call->kwnames, at);
         if (other == name || (PyUnicode_CheckExact(other) && PyUnicode_Compare(other, name) == 0)) {
-            return call->args[n + at];
+            return call->args[call->n_args + at];
         }
     }
     return NULL;
 }
 
-/* A guard of a whole call: it has as many arguments, with the same names, as the call that the spec came from,
-   named as `inspect.BoundArguments` has them. So the signature takes them. If it matches, `walk` has the arrays
-   and static objects, which its caller releases. */
-static int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight *call) {
-    Py_ssize_t n = call->n_args, n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
-    Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
-    Py_ssize_t n_all = n_args + PyTuple_GET_SIZE(fast->kwargs) - HEAD;
-    if (n > n_args || n + n_named != n_all || PyTuple_GET_SIZE(self->fun_arrays) != fast->n_fun) return 0;
-    walk->state = self->state;
-    walk->self = self;
-    walk->fast = fast;
-    /* Static arguments tell structures apart fastest, so they are compared before trees are walked. */
-    for (Py_ssize_t i = 0; i < n_all; i++) {
-        PyObject *value = argument(fast, self->names, call, i), *spec = spec_of(fast, i);
+/* Checks that the call has each argument of the spec, and matches the static arguments. These tell calls apart fastest,
+   so they are compared before any tree is walked. */
+static inline int match_static_arguments(Walk *walk, InFlight *call) {
+    Py_ssize_t n = count_all(walk->fast);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *value = argument(walk->fast, walk->self->names, call, i);
+        PyObject *spec = spec_of(walk->fast, i);
         if (value == NULL) return 0;
-        if (Py_TYPE(spec) != self->state->static_type) continue;
+        if (Py_TYPE(spec) != walk->state->static_type) continue;
         int is_same = same_leaf(walk, (Static *)spec, value);
         if (is_same <= 0) return is_same;
     }
+    return 1;
+}
+
+/* Takes the static arguments, and matches all other arguments. The function's own arrays follow those of the arguments.
+   Each of them is asked whether it is an array, too, because a NumPy array has to be copied. */
+static inline int match_trees(Walk *walk, InFlight *call) {
+    Fast *fast = walk->fast;
+    Py_ssize_t n = count_all(fast);
+    int matches = 1;
+    for (Py_ssize_t i = 0; matches > 0 && i < n; i++) {
+        PyObject *value = argument(fast, walk->self->names, call, i);
+        PyObject *spec = spec_of(fast, i);
+        int is_static = Py_TYPE(spec) == walk->state->static_type;
+        matches = is_static ? take_static(walk, value) : match(walk, spec, value);
+    }
+    for (Py_ssize_t i = 0; matches > 0 && i < fast->n_fun; i++) {
+        matches = match_array(walk, PyTuple_GET_ITEM(walk->self->fun_arrays, i));
+    }
+    if (matches > 0 && walk->n_arrays != fast->n_arrays) return MALFORMED(-1);
+    return matches;
+}
+
+/* Matches a whole call with the spec of a fast path. A call with as many arguments as the spec, and with the same
+   names, fits the signature of the user's function, because the call that the spec comes from did. If the call matches,
+   `walk` has its arrays and static objects, and the caller must release `walk->block`. */
+static inline int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight *call) {
+    if (call->n_args > count_positional(fast) || count_arguments(call) != count_all(fast)) return 0;
+    if (PyTuple_GET_SIZE(self->fun_arrays) != fast->n_fun) return 0;
+    walk->state = self->state;
+    walk->self = self;
+    walk->fast = fast;
+    int matches = match_static_arguments(walk, call);
+    if (matches <= 0) return matches;
+    /* The place before the arrays is free, so that the jitted function may use it. */
     walk->n_block = 1 + fast->n_arrays + fast->n_statics;
     walk->block = allocate(walk->small, N_SLOTS, walk->n_block);
     if (walk->block == NULL) return -1;
     walk->arrays = walk->block + 1;
     walk->statics = walk->arrays + fast->n_arrays;
-    walk->n_taken = walk->n_static = 0;
+    walk->n_arrays = 0;
+    walk->n_statics = 0;
     walk->has_others = 0;
-    int matches = 1;
-    for (Py_ssize_t i = 0; matches > 0 && i < n_all; i++) {
-        PyObject *value = argument(fast, self->names, call, i), *spec = spec_of(fast, i);
-        matches = Py_TYPE(spec) == self->state->static_type ? take_static(walk, value) : match(walk, spec, value);
-    }
-    for (Py_ssize_t i = 0; matches > 0 && i < fast->n_fun; i++) {
-        matches = match_array(walk, PyTuple_GET_ITEM(self->fun_arrays, i));
-    }
-    if (matches > 0 && walk->n_taken != fast->n_arrays) matches = MALFORMED(-1);
+    matches = match_trees(walk, call);
     if (matches <= 0) release(walk->block, walk->small, walk->n_block);
     return matches;
 }
 
-/* Puts what a call passes in the place of each array, and returns whether it must wait for its program. */
+/* --- A call that a fast path matches ------------------------------------------------------------- */
+
+/* Replaces the arrays of a call by those that `passed` in _spec/arrays.py returns for them, such as copies of NumPy
+   arrays. Returns whether the call must wait for its program, or -1. */
 static int pass_arrays(Walk *walk) {
-    Py_ssize_t n = walk->n_taken;
-    PyObject *leaves = PyList_New(n), *answer = NULL, *arrays = NULL;
+    Py_ssize_t n = walk->n_arrays;
+    PyObject *leaves = PyList_New(n);
     if (leaves == NULL) return -1;
     for (Py_ssize_t i = 0; i < n; i++) PyList_SET_ITEM(leaves, i, Py_NewRef(walk->arrays[i]));
-    answer = PyObject_CallOneArg(walk->state->passed, leaves);
-    int waits = answer == NULL ? -1 : 0;
-    if (waits == 0 && PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2) arrays = PyTuple_GET_ITEM(answer, 0);
-    if (waits == 0 && (arrays == NULL || !PyList_CheckExact(arrays) || PyList_GET_SIZE(arrays) != n)) waits = MALFORMED(-1);
-    if (waits == 0) {
-        for (Py_ssize_t i = 0; i < n; i++) Py_XSETREF(walk->arrays[i], Py_NewRef(PyList_GET_ITEM(arrays, i)));
-        waits = PyObject_IsTrue(PyTuple_GET_ITEM(answer, 1));
-    }
-    Py_XDECREF(answer);
+    PyObject *answer = PyObject_CallOneArg(walk->state->passed, leaves);
     Py_DECREF(leaves);
-    return waits;
+    if (answer == NULL) return -1;
+    PyObject *arrays = NULL;
+    int must_wait;
+    if (PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2) arrays = PyTuple_GET_ITEM(answer, 0);
+    if (arrays == NULL || !PyList_CheckExact(arrays) || PyList_GET_SIZE(arrays) != n) {
+        must_wait = MALFORMED(-1);
+    }
+    else {
+        for (Py_ssize_t i = 0; i < n; i++) Py_XSETREF(walk->arrays[i], Py_NewRef(PyList_GET_ITEM(arrays, i)));
+        must_wait = PyObject_IsTrue(PyTuple_GET_ITEM(answer, 1));
+    }
+    Py_DECREF(answer);
+    return must_wait;
 }
-
-static PyMemberDef fast_members[] = {
-    {"entry", T_OBJECT, offsetof(Fast, entry), READONLY, NULL},
-    {"hits", T_LONGLONG, offsetof(Fast, hits), READONLY, NULL},
-    {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
-
-static PyType_Slot fast_slots[] = {
-    {Py_tp_doc, "The fast path of an entry; for the parts see `fast_new`."},
-    {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members}, {0, NULL}};
-
-TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
-
-/* --- Dispatcher: the base of wrappers ------------------------------------------------------------ */
 
 /* Takes the exception that is set, with its traceback. */
 static PyObject *take_error(void) {
@@ -858,7 +1030,7 @@ static PyObject *take_error(void) {
 #endif
 }
 
-/* Sets it again, with the context that it has. Steals the reference. */
+/* Sets an exception that `take_error` returned, and takes over the reference to it. */
 static void set_error(PyObject *error) {
 #if PY_VERSION_HEX >= 0x030C0000
     PyErr_SetRaisedException(error);
@@ -867,39 +1039,11 @@ static void set_error(PyObject *error) {
 #endif
 }
 
-/* Has the handler finish a call of a jitted function. */
-static PyObject *finish(State *state, InFlight *call, PyObject *output) {
-    PyObject *made = call_of(state, call);
-    return made == NULL ? NULL : PyObject_CallMethodObjArgs(call->handler, state->finish_fast, output, made, NULL);
-}
-
-/* Has the handler raise the exception that is set, or a clearer one. */
-static PyObject *hand_over_error(State *state, InFlight *call) {
-    PyObject *error = take_error(), *made = call_of(state, call);
-    if (made != NULL) {
-        PyObject *result = PyObject_CallMethodObjArgs(call->handler, state->failed_fast, error, made, NULL);
-        Py_DECREF(error);
-        return result;
-    }
-    /* The arguments can't be taken apart again: what was raised first is the call's error. But an interrupt or
-       an exit must not be lost. */
-    if (PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear();
-        set_error(error);
-        return NULL;
-    }
-    PyObject *interrupt = take_error(), *context = PyException_GetContext(interrupt);
-    /* As Python does it for what is raised while another exception is handled. */
-    if (context == NULL) PyException_SetContext(interrupt, error);
-    else Py_DECREF(error);
-    Py_XDECREF(context);
-    set_error(interrupt);
-    return NULL;
-}
-
-/* Returns whether the slow path has the last word on what a guard raised; sets it again if not. */
+/* Takes the exception that a guard has set, and returns whether the slow path decides about it. If not, the exception
+   is set again. */
 static int is_for_slow_path(State *state) {
-    PyObject *error = take_error(), *answer = PyObject_CallOneArg(state->is_for_slow_path, error);
+    PyObject *error = take_error();
+    PyObject *answer = PyObject_CallOneArg(state->is_for_slow_path, error);
     int is_for_it = answer == NULL ? -1 : PyObject_IsTrue(answer);
     Py_XDECREF(answer);
     if (is_for_it == 0) set_error(error);
@@ -907,44 +1051,96 @@ static int is_for_slow_path(State *state) {
     return is_for_it;
 }
 
-/* Makes a call whose arguments match. */
+/* Has the handler finish a call in which JAX traced, or whose program is unread. */
+static PyObject *finish_in_python(State *state, InFlight *call, PyObject *returned) {
+    PyObject *made = call_of(state, call);
+    if (made == NULL) return NULL;
+    return PyObject_CallMethodObjArgs(call->handler, state->finish_fast, returned, made, NULL);
+}
+
+/* Sets the error that a call raises, if `error` was raised in the call, and the exception that is set was raised while
+   the Call was created for that error. Takes over the reference to `error`. */
+static void choose_error(PyObject *error) {
+    if (PyErr_ExceptionMatches(PyExc_Exception)) {
+        /* The later error only says that the arguments can't be bound and split once more. */
+        PyErr_Clear();
+        set_error(error);
+        return;
+    }
+    /* An interrupt or an exit must not be lost. Its context is the error of the call, as if it were raised in an
+       `except` block. */
+    PyObject *interrupt = take_error();
+    PyObject *context = PyException_GetContext(interrupt);
+    if (context == NULL) PyException_SetContext(interrupt, error);
+    else Py_DECREF(error);
+    Py_XDECREF(context);
+    set_error(interrupt);
+}
+
+/* Has the handler raise the exception that is set, or a clearer one. */
+static PyObject *hand_over_error(State *state, InFlight *call) {
+    PyObject *error = take_error();
+    PyObject *made = call_of(state, call);
+    if (made == NULL) {
+        choose_error(error);
+        return NULL;
+    }
+    PyObject *result = PyObject_CallMethodObjArgs(call->handler, state->failed_fast, error, made, NULL);
+    Py_DECREF(error);
+    return result;
+}
+
+/* Makes a call that a fast path has matched. */
 static PyObject *call_fast(Walk *walk, InFlight *call) {
     State *state = walk->state;
-    Make parts = {.walk = walk};
-    PyObject *output = NULL, *result;
-    int must_wait = walk->has_others ? pass_arrays(walk) : 0, is_transformed = -1;
+    Output output = {.walk = walk};
+    PyObject *returned = NULL;
+    int is_transformed = -1;
+    int must_wait = walk->has_others ? pass_arrays(walk) : 0;
     if (must_wait >= 0) {
-        /* What is called may use the place before the arrays. */
-        size_t n_arrays_flag = (size_t)walk->fast->n_arrays | PY_VECTORCALL_ARGUMENTS_OFFSET;
-        output = call_in_flight(walk->fast->jitted, walk->arrays, n_arrays_flag, call);
+        /* The jitted function may use the place before the arrays. */
+        size_t n_arrays_flag = (size_t)walk->n_arrays | PY_VECTORCALL_ARGUMENTS_OFFSET;
+        returned = run_in_flight(walk->fast->jitted, walk->arrays, n_arrays_flag, call);
     }
-    if (output != NULL && find_arrays(&parts, output) == 0) is_transformed = wait_for(&parts, must_wait);
-    if (is_transformed < 0) result = hand_over_error(state, call);
-    /* A Call was made for a trace, or the program is to be read. */
-    else if (call->call != NULL || (parts.program->unread && !is_transformed)) result = finish(state, call, output);
+    if (returned != NULL && read_returned(&output, returned) == 0) {
+        is_transformed = wait_if_needed(&output, must_wait);
+    }
+    PyObject *result;
+    if (is_transformed < 0) {
+        result = hand_over_error(state, call);
+    }
+    else if (call->call != NULL || (output.program->unread && !is_transformed)) {
+        /* JAX traced, which asked for the Call, or the program is unread. */
+        result = finish_in_python(state, call, returned);
+    }
     else {
         walk->fast->hits++;
-        result = make_output(&parts);
+        result = combine_output(&output);
     }
-    Py_XDECREF(output);
+    Py_XDECREF(returned);
     Py_XDECREF(call->call);
     return result;
 }
 
+/* --- Dispatcher: the base class of wrappers ------------------------------------------------------ */
+
+/* Moves a fast path, which was the i-th, to the front of the list. */
 static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
-    /* What ran meanwhile may have changed the list. */
+    /* The user's code, which a guard ran, may have changed the list. */
     if (i >= PyList_GET_SIZE(fasts) || PyList_GET_ITEM(fasts, i) != fast) return;
     for (; i > 0; i--) PyList_SET_ITEM(fasts, i, PyList_GET_ITEM(fasts, i - 1));
     PyList_SET_ITEM(fasts, 0, fast);
 }
 
+/* Makes a call of a wrapper. */
 static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
     PyObject *fasts = self->fasts;
     InFlight call = {
         .handler = self->handler, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
     for (Py_ssize_t i = 0; fasts != NULL && i < PyList_GET_SIZE(fasts); i++) {
-        PyObject *fast = Py_NewRef(PyList_GET_ITEM(fasts, i)), *result = NULL;
+        PyObject *fast = Py_NewRef(PyList_GET_ITEM(fasts, i));
+        PyObject *result = NULL;
         call.entry = ((Fast *)fast)->entry;
         Walk walk;
         int matches = match_call(&walk, self, (Fast *)fast, &call);
@@ -964,15 +1160,16 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
         PyErr_SetString(PyExc_AttributeError, "__call__");
         return NULL;
     }
-    /* The call may put another one in its place. */
+    /* The call may have `connect` replace `otherwise`, which drops the wrapper's reference. */
     Py_INCREF(otherwise);
     PyObject *result = PyObject_Vectorcall(otherwise, args, n_args_flag, kwnames);
     Py_DECREF(otherwise);
     return result;
 }
 
-#define DISPATCHER_FIELDS(DO) DO(self->otherwise); DO(self->handler); DO(self->fasts); DO(self->fun_arrays); \
-    DO(self->fun_statics); DO(self->names); DO(self->interceptor);
+#define DISPATCHER_FIELDS(DO)                                                                              \
+    DO(self->otherwise); DO(self->handler); DO(self->fasts); DO(self->fun_arrays); DO(self->fun_statics);  \
+    DO(self->names); DO(self->interceptor);
 COLLECTED(Dispatcher, dispatcher, DISPATCHER_FIELDS)
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
@@ -980,30 +1177,39 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *Py_UNUSED(args), P
     if (self == NULL) return NULL;
     self->vectorcall = dispatch;
     self->state = state_of(type);
-    /* CPython then calls instances of a subclass, too, without a look at their `__call__`. */
+    /* With this flag, instances are called without a lookup of `__call__`. A subclass doesn't inherit it before Python
+       3.12. */
     if (type->tp_call == PyVectorcall_Call) type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
     return (PyObject *)self;
 }
 
 static PyObject *connect(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
-    PyObject *wrapper, *otherwise, *parts[5] = {NULL};
-    if (!PyArg_ParseTuple(args, "O!O|OO!O!O!O!:connect", state->dispatcher_type, &wrapper, &otherwise, parts,
-                          &PyTuple_Type, parts + 1, &PyTuple_Type, parts + 2, &PyTuple_Type, parts + 3,
-                          &PyList_Type, parts + 4)) {
+    PyObject *wrapper, *otherwise;
+    PyObject *handler = NULL, *fun_arrays = NULL, *fun_statics = NULL, *names = NULL, *fasts = NULL;
+    if (!PyArg_ParseTuple(args, "O!O|OO!O!O!O!:connect", state->dispatcher_type, &wrapper, &otherwise,
+                          &handler, &PyTuple_Type, &fun_arrays, &PyTuple_Type, &fun_statics,
+                          &PyTuple_Type, &names, &PyList_Type, &fasts)) {
         return NULL;
     }
     Dispatcher *self = (Dispatcher *)wrapper;
-    PyObject **places[] = {&self->handler, &self->fun_arrays, &self->fun_statics, &self->names, &self->fasts};
     Py_XSETREF(self->otherwise, Py_NewRef(otherwise));
-    /* Once and for all, the fast paths last: a call in another thread may be using them. */
-    for (int i = 0; i < 5; i++) if (*places[i] == NULL) *places[i] = Py_XNewRef(parts[i]);
+    /* These are set once and stay, because a call in another thread may be using them. The list of fast paths comes
+       last: a call uses the rest only if there is a list. */
+    if (self->handler == NULL) self->handler = Py_XNewRef(handler);
+    if (self->fun_arrays == NULL) self->fun_arrays = Py_XNewRef(fun_arrays);
+    if (self->fun_statics == NULL) self->fun_statics = Py_XNewRef(fun_statics);
+    if (self->names == NULL) self->names = Py_XNewRef(names);
+    if (self->fasts == NULL) self->fasts = Py_XNewRef(fasts);
     Py_RETURN_NONE;
 }
 
 static PyObject *call_interceptor(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
-    /* The call may end the interception, which drops the reference. */
-    PyObject *interceptor = Py_NewRef(((Dispatcher *)callable)->interceptor);
+    PyObject *interceptor = ((Dispatcher *)callable)->interceptor;
+    /* The garbage collector has cleared the wrapper. `dispatch` then raises an error. */
+    if (interceptor == NULL) return dispatch(callable, args, n_args_flag, kwnames);
+    /* The interceptor, or code that runs meanwhile, may end the interception, which drops the wrapper's reference. */
+    Py_INCREF(interceptor);
     PyObject *result = PyObject_Vectorcall(interceptor, args, n_args_flag, kwnames);
     Py_DECREF(interceptor);
     return result;
@@ -1014,88 +1220,119 @@ static PyObject *intercept(PyObject *module, PyObject *args) {
     PyObject *wrapper, *interceptor;
     if (!PyArg_ParseTuple(args, "O!O:intercept", state->dispatcher_type, &wrapper, &interceptor)) return NULL;
     Dispatcher *self = (Dispatcher *)wrapper;
-    /* A pointer of the wrapper's own, so that calls that nobody intercepts needn't ask. */
+    /* Wrappers without an interceptor have a different `vectorcall`, so their calls needn't check for one. */
     self->vectorcall = interceptor == Py_None ? dispatch : call_interceptor;
     Py_XSETREF(self->interceptor, Py_NewRef(interceptor));
     Py_RETURN_NONE;
 }
 
 static PyMemberDef dispatcher_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Dispatcher, vectorcall), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Dispatcher, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot dispatcher_slots[] = {
-    {Py_tp_doc, "A base of wrappers, whose calls try fast paths: see `connect`."},
-    {Py_tp_new, dispatcher_new}, {Py_tp_call, PyVectorcall_Call}, COLLECTED_SLOTS(dispatcher),
-    {Py_tp_members, dispatcher_members}, {0, NULL}};
+    {Py_tp_doc, "The base class of wrappers. A call tries fast paths, which `connect` sets."},
+    {Py_tp_new, dispatcher_new},
+    {Py_tp_call, PyVectorcall_Call},
+    COLLECTED_SLOTS(dispatcher),
+    {Py_tp_members, dispatcher_members},
+    {0, NULL}};
 
 TYPE(Dispatcher, dispatcher,
      Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_BASETYPE)
 
-/* --- The module ---------------------------------------------------------------------------------- */
+/* --- Small NumPy arrays -------------------------------------------------------------------------- */
 
-/* See `passed` in _spec/arrays.py. */
+/* JAX reads memory that is aligned by this many bytes in place; see _spec/arrays.py. */
 #define ALIGNMENT 64
-enum { FAILED = -1, UNSETTLED, AS_IT_IS, TO_BE_COPIED };
 
-/* Says what becomes of a NumPy array that has less than `n_bytes`. `native_dtype`, borrowed, is that of the last
-   array, whose bytes aren't swapped. */
-static int settle_numpy(State *state, PyObject *array, Py_ssize_t n_bytes, PyObject **native_dtype) {
-    PyObject *dtype = PyObject_GetAttr(array, state->dtype);
-    if (dtype == NULL) return FAILED;
-    if (dtype != *native_dtype) {
-        PyObject *answer = PyObject_GetAttr(dtype, state->isnative);
-        int is_native = answer == NULL ? -1 : PyObject_IsTrue(answer);
-        Py_XDECREF(answer);
-        if (is_native <= 0) {
-            Py_DECREF(dtype);
-            return is_native < 0 ? FAILED : UNSETTLED;
-        }
-        /* The array, which is the caller's, keeps it. */
-        *native_dtype = dtype;
-    }
-    Py_DECREF(dtype);
-    Py_buffer buffer;
-    if (PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES) < 0) {
-        PyErr_Clear();
-        return UNSETTLED;
-    }
-    int how = buffer.len >= n_bytes ? UNSETTLED : (uintptr_t)buffer.buf % ALIGNMENT != 0 ? AS_IT_IS : TO_BE_COPIED;
-    PyBuffer_Release(&buffer);
-    return how;
+/* What becomes of a NumPy array in `copy_small`. */
+enum { FAILED = -1, LEFT_TO_PYTHON, PASSED_AS_IT_IS, COPIED };
+
+/* Returns whether the bytes of an array of this dtype aren't swapped. `*native_dtype` is the dtype for which the answer
+   was last yes, or NULL. */
+static int is_native(State *state, PyObject *dtype, PyObject **native_dtype) {
+    if (dtype == *native_dtype) return 1;
+    PyObject *flag = PyObject_GetAttr(dtype, state->isnative);
+    int answer = flag == NULL ? -1 : PyObject_IsTrue(flag);
+    Py_XDECREF(flag);
+    if (answer > 0) Py_XSETREF(*native_dtype, Py_NewRef(dtype));
+    return answer;
 }
 
-static PyObject *settle_small(PyObject *module, PyObject *args) {
+/* Decides what becomes of a NumPy array. Arrays of n_bytes or more are left to Python. */
+static int choose(State *state, PyObject *array, Py_ssize_t n_bytes, PyObject **native_dtype) {
+    PyObject *dtype = PyObject_GetAttr(array, state->dtype);
+    if (dtype == NULL) return FAILED;
+    int answer = is_native(state, dtype, native_dtype);
+    Py_DECREF(dtype);
+    if (answer <= 0) return answer < 0 ? FAILED : LEFT_TO_PYTHON;
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES) < 0) {
+        /* NumPy offers no buffer for some dtypes, such as dates. */
+        PyErr_Clear();
+        return LEFT_TO_PYTHON;
+    }
+    int is_small = buffer.len < n_bytes;
+    int is_aligned = (uintptr_t)buffer.buf % ALIGNMENT == 0;
+    PyBuffer_Release(&buffer);
+    if (!is_small) return LEFT_TO_PYTHON;
+    /* JAX copies a small array that isn't aligned before its call returns. */
+    return is_aligned ? COPIED : PASSED_AS_IT_IS;
+}
+
+static PyObject *copy_small(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     PyObject *leaves, *native_dtype = NULL;
     Py_ssize_t n_bytes;
-    if (!PyArg_ParseTuple(args, "O!n:settle_small", &PyList_Type, &leaves, &n_bytes)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!n:copy_small", &PyList_Type, &leaves, &n_bytes)) return NULL;
     PyObject *left = PyList_New(0);
     for (Py_ssize_t i = 0; left != NULL && i < PyList_GET_SIZE(leaves); i++) {
-        PyObject *leaf = PyList_GET_ITEM(leaves, i), *type = (PyObject *)Py_TYPE(leaf), *made = NULL;
+        PyObject *leaf = PyList_GET_ITEM(leaves, i);
+        PyObject *type = (PyObject *)Py_TYPE(leaf);
         if (type == state->array_type) continue;
-        int how = type == state->numpy_type ? settle_numpy(state, leaf, n_bytes, &native_dtype)
-                                            : PySet_Contains(state->array_classes, type);
-        if (how == AS_IT_IS) continue;
-        if (how == UNSETTLED) made = PyLong_FromSsize_t(i);
-        if (how == TO_BE_COPIED) made = PyObject_CallMethodNoArgs(leaf, state->copy);
-        int failed = made == NULL || (how == UNSETTLED ? PyList_Append(left, made)
-                                                       : PyList_SetItem(leaves, i, Py_NewRef(made)));
-        Py_XDECREF(made);
+        int choice;
+        if (type == state->numpy_type) {
+            choice = choose(state, leaf, n_bytes, &native_dtype);
+        }
+        else {
+            int is_scalar = PySet_Contains(state->array_classes, type);
+            if (is_scalar < 0) choice = FAILED;
+            else choice = is_scalar ? PASSED_AS_IT_IS : LEFT_TO_PYTHON;
+        }
+        if (choice == PASSED_AS_IT_IS) continue;
+        int failed = 1;
+        if (choice == LEFT_TO_PYTHON) {
+            PyObject *index = PyLong_FromSsize_t(i);
+            failed = index == NULL || PyList_Append(left, index) < 0;
+            Py_XDECREF(index);
+        }
+        if (choice == COPIED) {
+            PyObject *copy = PyObject_CallMethodNoArgs(leaf, state->copy);
+            failed = copy == NULL || PyList_SetItem(leaves, i, copy) < 0;
+        }
         if (failed) Py_CLEAR(left);
     }
+    Py_XDECREF(native_dtype);
     return left;
 }
 
+/* --- The module ---------------------------------------------------------------------------------- */
+
 static PyObject *setup(PyObject *module, PyObject *args) {
-    State *state = PyModule_GetState(module), new = *state, old = *state;
+    State *state = PyModule_GetState(module);
+    State new = *state;
+    State old = *state;
     if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
                           &new.tracer_type, &new.numpy_type, &new.array_classes, &new.is_array, &new.passed,
                           &new.flatten, &new.registered, &new.same, &new.unflatten, &new.wait_for,
-                          &new.opaque_type, &new.is_for_slow_path)) return NULL;
+                          &new.opaque_type, &new.is_for_slow_path)) {
+        return NULL;
+    }
 #define TAKE(name) Py_INCREF(new.name);
     FROM_PYTHON(TAKE)
     *state = new;
-    /* What another import of the package has set. */
+    /* The old fields aren't NULL if eqxjit was imported before, and this is a second import of it. */
 #define DROP(name) Py_XDECREF(old.name);
     FROM_PYTHON(DROP)
     Py_RETURN_NONE;
@@ -1130,28 +1367,37 @@ static int module_exec(PyObject *module) {
         if (*types[i] == NULL || PyModule_AddType(module, *types[i]) < 0) return -1;
     }
     state->static_type->tp_vectorcall = static_vectorcall;
-#define INTERN(name) if ((state->name = PyUnicode_InternFromString(#name)) == NULL) return -1;
+#define INTERN(name)                                                                                       \
+    state->name = PyUnicode_InternFromString(#name);                                                       \
+    if (state->name == NULL) return -1;
     NAMES(INTERN)
     state->empty = PyTuple_New(0);
-    return state->empty == NULL ? -1 : PyModule_AddIntMacro(module, INTERFACE);
+    if (state->empty == NULL) return -1;
+    return PyModule_AddIntMacro(module, INTERFACE);
 }
 
 static PyModuleDef_Slot module_slots[] = {
-    {Py_mod_exec, module_exec}, {0, NULL}};
+    {Py_mod_exec, module_exec},
+    {0, NULL}};
 
 static PyMethodDef module_methods[] = {
-    {"setup", setup, METH_VARARGS, "setup(...): takes what is Python's."},
-    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
-     "run(call, jitted, *arrays): calls a jitted function, or its `lower`, for a call of the slow path."},
+    {"setup", setup, METH_VARARGS,
+     "setup(...): sets the Python objects that this module calls, or compares with."},
+    {"call_in_flight", (PyCFunction)(void (*)(void))call_in_flight, METH_FASTCALL,
+     "call_in_flight(call, jitted, *arrays): returns `jitted(*arrays)`; meanwhile `call` is this thread's innermost "
+     "call in flight. `jitted` is a jitted function, or a method of one, such as `lower`."},
     {"in_flight", (PyCFunction)(void (*)(void))in_flight, METH_FASTCALL,
-     "in_flight(entry=None): this thread's innermost call in flight, of an entry or of any; or None."},
-    {"settle_small", settle_small, METH_VARARGS,
-     "settle_small(leaves, n_bytes): copies NumPy arrays of fewer bytes in a list if JAX would read them in place; "
-     "returns the indices of all others but JAX's arrays and NumPy's scalars."},
+     "in_flight(entry=None): returns this thread's innermost call in flight, or None. With an entry, calls of other "
+     "entries are passed over."},
+    {"copy_small", copy_small, METH_VARARGS,
+     "copy_small(leaves, n_bytes): replaces each NumPy array in a list by a copy, if the array has fewer bytes and JAX "
+     "would read its memory in place. Returns the indices of the leaves that Python must decide about. These aren't "
+     "JAX's own arrays, NumPy's scalars, or small NumPy arrays."},
     {"connect", connect, METH_VARARGS,
-     "connect(wrapper, otherwise, ...): has a wrapper try fast paths, if there are any, then `otherwise`."},
+     "connect(wrapper, otherwise, handler, fun_arrays, fun_statics, names, fasts): has calls of a wrapper try the fast "
+     "paths, if there are any, and then call `otherwise`."},
     {"intercept", intercept, METH_VARARGS,
-     "intercept(wrapper, interceptor): has calls of a wrapper go to another callable instead; None ends that."},
+     "intercept(wrapper, interceptor): has calls of a wrapper call the interceptor instead. None ends that."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,6 @@
-"""Binds a call's arguments to the user's parameters, as `inspect.Signature.bind` does upstream.
+"""Binds the arguments of a call to the user's parameters, like `inspect.Signature.bind`.
 
-CPython does it: what is generated has the user's signature.
+CPython does the work, because the generated functions have the user's signature.
 """
 
 import functools
@@ -11,54 +11,66 @@ from typing import Any
 
 
 class _Absent:
-    """The default of each optional parameter: defaults are the user's function's to fill in."""
+    """The class of `absent`."""
 
     def __repr__(self) -> str:
         return "..."
 
 
+#: Stands for the default of an optional parameter. The user's function fills in the real value.
 absent = _Absent()
 
 
 class _Source(str):
-    """Source that stands for a default in the text of a signature."""
+    """Source code that stands for a default, and is shown without quotes in a signature."""
 
     __slots__ = ()
 
     __repr__ = str.__str__
 
 
-_ANYTHING = inspect.signature(lambda *args, **kwargs: None)
+_ANY_SIGNATURE = inspect.signature(lambda *args, **kwargs: None)
 
-# How a call passes a parameter of each kind on.
-_FORWARDED = "{0}", "{0}", "*{0}", "{0}={0}", "**{0}"
+# How a call passes on a parameter, by the kind of the parameter.
+_FORWARDED = {
+    Parameter.POSITIONAL_ONLY: "{0}",
+    Parameter.POSITIONAL_OR_KEYWORD: "{0}",
+    Parameter.VAR_POSITIONAL: "*{0}",
+    Parameter.KEYWORD_ONLY: "{0}={0}",
+    Parameter.VAR_KEYWORD: "**{0}",
+}
 
 
 class Signature:
-    """The parameters of a user's function.
+    """The signature of a user's function, and its names.
 
-    - `name`, `qualname`: what error messages call the function; `label`: what a list calls it.
-    - `called`: what Python's error for a wrong call names, before `()`.
-    - `inspected`: the signature, without annotations, all defaults `absent`; where the function has
-        none that can be read, `*args, **kwargs`.
-    - `parameters`: the parameters in it.
-    - `values`: source of a tuple of their values.
+    - `name`: the name of the function.
+    - `qualname`: the qualified name of the function.
+    - `label`: the qualified name without the functions that the function is defined in, for tables
+        and logs.
+    - `called`: what Python's error for a call with wrong arguments names, before the `()`.
+    - `inspected`: the signature without annotations, where each default is `absent`. If the
+        signature of the function can't be read, it is `*args, **kwargs`.
+    - `parameters`: the parameters of `inspected`.
+    - `values`: the source of a tuple of the parameters' values, without parentheses.
     """
 
     def __init__(self, fun: Callable[..., Any], name: str, qualname: str, wrapper: str = ""):
-        """`wrapper` names what wraps the function; where it is `filter_jit`, it may be left out."""
+        """`wrapper` is the name of what wraps the function, if that isn't `filter_jit`."""
         try:
             signature = inspect.signature(fun)
         except ValueError:
-            # Builtins such as `max` don't tell their signature.
-            signature = _ANYTHING
+            # Some builtins, such as `max`, have no signature that can be read.
+            signature = _ANY_SIGNATURE
         self.name = name
         self.qualname = qualname
         self.label = qualname.rpartition("<locals>.")[2]
-        # The name of a class alone, of which the function is an instance, reads as its constructor.
-        wrapper = wrapper or ("" if inspect.isroutine(fun) else "filter_jit")
+        # If the callable is an object of a class, its names are those of the class. An error that
+        # shows only the name of the class would seem to be an error of the constructor.
+        if not wrapper and not inspect.isroutine(fun):
+            wrapper = "filter_jit"
         self.called = f"{wrapper}({self.label})" if wrapper else qualname
-        # Without annotations, which may be any expression, and defaults, which may change later.
+        # Annotations may be any expressions, and the user may change defaults later.
         parameters = [
             p.replace(default=p.empty if p.default is p.empty else absent, annotation=p.empty)
             for p in signature.parameters.values()
@@ -69,23 +81,28 @@ class Signature:
 
     @functools.cached_property
     def keywords_by_position(self) -> tuple[str | None, ...]:
-        """The name of each parameter that takes a positional argument; None for a nameless one."""
-        taking = [p for p in self.parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD]
-        return tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in taking])
+        """The names of the parameters that take positional arguments.
+
+        `None` stands for a parameter that can't be passed by keyword.
+        """
+        positional = [p for p in self.parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD]
+        return tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in positional])
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the `args` and `kwargs` of a call's `inspect.BoundArguments`, without defaults.
+        """Return the `args` and `kwargs` that `inspect.Signature.bind` returns for a call.
+
+        Defaults aren't filled in.
 
         **Raises:**
 
-        - `TypeError`, Python's for the user's function, if that doesn't take these arguments.
+        - `TypeError`, with Python's text, if the user's function doesn't take these arguments.
         """
         return self.arguments_among(self._receive(*args, **kwargs))
 
     def arguments_among(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return `(args, kwargs)` of a call from the values of the parameters."""
+        """Return the bound `args` and `kwargs` of a call from the values of all parameters."""
         given = {
             parameter.name: value
             for parameter, value in zip(self.parameters, values, strict=True)
@@ -96,14 +113,14 @@ class Signature:
 
     @functools.cached_property
     def _receive(self) -> Callable[..., tuple[Any, ...]]:
-        """A function of this signature, which returns its parameters."""
+        """A function with this signature that returns the values of its parameters."""
         receive = eval(f"lambda {self.header('absent')}: ({self.values})", {"absent": absent})
-        # As Python's error for a wrong call names it.
+        # Python's error for a call with wrong arguments shows the qualified name.
         receive.__qualname__ = self.called
         return receive
 
     def header(self, default: str) -> str:
-        """Return the user's parameters as source, with a variable's name for each default."""
+        """Return the source of the parameters, with the variable `default` for each default."""
         name = _Source(default)
         parameters = [
             p if p.default is p.empty else p.replace(default=name) for p in self.parameters
@@ -111,25 +128,34 @@ class Signature:
         return str(inspect.Signature(parameters))[1:-1]
 
     def forwarded(self) -> list[str]:
-        """Return the source of the arguments that pass a call on to another of this signature."""
+        """Return the source of the arguments by which a function passes on its own parameters."""
         return [_FORWARDED[p.kind].format(p.name) for p in self.parameters]
 
     def paths(self, n_args: int, keywords: Iterable[str] = ()) -> list[str]:
-        """Return how JAX names each argument of a bound call: positional ones, then keywords."""
-        names: list[str] = []
-        others, by_name = "", set[str]()
+        """Return JAX's name for each argument of a bound call.
+
+        The names of the `n_args` positional arguments come first, then the names of the keyword
+        arguments.
+        """
+        positional: list[str] = []
+        keyword_names = set[str]()
+        var_keyword = ""
         for parameter in self.parameters:
             name, kind = parameter.name, parameter.kind
             if kind <= Parameter.POSITIONAL_OR_KEYWORD:
-                names.append(name)
+                positional.append(name)
             elif kind == Parameter.VAR_POSITIONAL:
-                names.extend(f"{name}[{i}]" for i in range(n_args - len(names)))
+                positional.extend(f"{name}[{i}]" for i in range(n_args - len(positional)))
             elif kind == Parameter.VAR_KEYWORD:
-                others = name
+                var_keyword = name
             if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
-                by_name.add(name)
-        return names[:n_args] + [k if k in by_name else f"{others}[{k!r}]" for k in keywords]
+                keyword_names.add(name)
+        by_keyword = [k if k in keyword_names else f"{var_keyword}[{k!r}]" for k in keywords]
+        return positional[:n_args] + by_keyword
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Return each argument of a bound call with the name that the user gave it."""
+        """Return the arguments of a bound call as pairs of a name and a value.
+
+        Unlike in `paths`, the name of a keyword argument is always its keyword alone.
+        """
         return [*zip(self.paths(len(args)), args, strict=True), *kwargs.items()]

@@ -118,7 +118,7 @@ def call_of(record: list[Any]) -> Any:
     entry, handler, content = record
     if handler is not None:
         args, kwargs = handler.function.signature.arguments_among(content)
-        record[1:] = None, handler.call_of(entry, *args, **kwargs)
+        record[1:] = None, handler.make_matched_call(entry, *args, **kwargs)
     return record[2]
 
 

@@ -1,16 +1,20 @@
-"""The arrays that a call passes to JAX, and the wait for its program.
+"""The arrays that a call passes to JAX, and waiting until the program of a call has run.
 
-The owner of a NumPy array may overwrite it as soon as the call has returned. These facts about JAX
-on a CPU, measured with jax 0.8.0 and 0.10.2, make that safe at little cost:
+The owner of a NumPy array may overwrite it as soon as the call has returned. Two facts about JAX on
+a CPU, measured with jax 0.8.0 and 0.10.2, make it possible to allow this at little cost:
 
-- Memory that is aligned by 64 bytes, contiguous and of a dtype that JAX keeps is read in place
-  while the program runs.
-- Anything else is copied. JAX makes the copy before its call returns if the array isn't contiguous,
-  if its dtype is converted, or if it has less than 100 KiB; otherwise later, in a thread.
+- JAX reads the memory of an array in place while the program runs, if the memory is aligned by 64
+  bytes and contiguous, and if JAX keeps the dtype.
+- JAX copies any other array. It copies before its call returns if the array isn't contiguous, if
+  JAX converts the dtype, or if the array has less than 100 KiB. Otherwise it copies later, in a
+  thread.
 
-So `passed` leaves to JAX what JAX copies at once. It passes large aligned memory itself, and has
-the call wait for its program. It makes one aligned copy of everything else. On other devices, and
-below transformations, which may keep an array for a later pass, it copies every NumPy array.
+So `passed` treats NumPy arrays in three ways. An array that JAX copies before its call returns is
+passed as it is. A large array that JAX reads in place is passed as it is, too, but then the call
+waits for its program. Any other array is copied once, into aligned memory.
+
+On devices other than a CPU, and under transformations, `passed` copies each NumPy array. The reason
+for the latter is that a transformation may keep an array for a later pass.
 """
 
 import functools
@@ -33,40 +37,46 @@ from .tree import ARRAY_CLASSES, has_tracers
 
 _ALIGNMENT = 64
 
-# JAX copies what is smaller and not aligned before its call returns.
+# JAX copies an array with fewer bytes before its call returns, unless the array is aligned.
 _SMALL = 96 << 10
 
-# A smaller array is copied also where JAX would read it in place: the copy takes less than a tenth
-# of a call under Equinox, and the call needn't wait.
+# An array with at most this many bytes is copied even if JAX would read it in place. The copy takes
+# less than a tenth of the time of Equinox's call, and with it the call needn't wait.
 _CHEAP_TO_COPY = 1 << 19
 
 
 def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
-    """Return what a call passes for its arrays, and whether it must wait for its program.
+    """Return the arrays that a call passes to JAX, and whether it must wait for its program.
 
-    A call asks this once, after all of its arguments have matched. NumPy arrays within tracers of
-    an eager transformation are replaced by copies.
+    A call asks this only once, after all of its arguments have matched. The tracers of an eager
+    transformation stay, but NumPy arrays within them are replaced by copies.
+
+    **Arguments:**
+
+    - `leaves`: the arrays in the arguments, and the arrays of the function.
 
     **Raises:**
 
-    - `TypeError`, JAX's, for an array of swapped bytes. JAX refuses them only where it traces, and
-        otherwise reads wrong numbers.
+    - `TypeError`, with JAX's text, for an array whose bytes are swapped. JAX itself rejects such an
+        array only when it traces. Without a trace it would read wrong numbers.
     """
     must_copy = (
         not is_cpu_alone()
         or is_transforming()
         or (not tells_transformations and has_tracers(leaves))
-        # Then the user's function gets the very arrays, and may return them.
+        # Without `jit` the user's function gets the passed arrays themselves, and may return them.
         or jax.config.jax_disable_jit  # type: ignore[attr-defined]
     )
-    result, waits = [*leaves], False
-    for i in range(len(leaves)) if must_copy else _settle_small(result, _SMALL):
+    result = [*leaves]
+    waits = False
+    undecided = range(len(leaves)) if must_copy else _copy_small(result, _SMALL)
+    for i in undecided:
         leaf = leaves[i]
-        # Not `isinstance`, which believes what an object says of its class.
+        # Not `isinstance`, because an object can set its `__class__` to a different class.
         kind = type(leaf)
         if issubclass(kind, np.ndarray):
             if not leaf.dtype.isnative:
-                # Raises.
+                # This raises JAX's error.
                 jax.typeof(leaf)
             if not must_copy and _is_copied_by_jax(leaf):
                 continue
@@ -79,54 +89,55 @@ def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
     return result, waits
 
 
-def _copy_small(leaves: list[Any], n_bytes: int) -> list[int]:
-    """Copy NumPy arrays of fewer bytes; return the indices of all other NumPy arrays and tracers.
+def _copy_small_in_python(leaves: list[Any], n_bytes: int) -> list[int]:
+    """Copy the NumPy arrays in a list that have fewer bytes.
 
-    In C those that JAX copies at once are left alone, but Python takes longer to find out an
-    address than to copy a small array.
+    Returns the indices of all other NumPy arrays, and of tracers. C doesn't copy arrays that JAX
+    copies itself. In Python, finding out whether an array is aligned takes longer than copying it.
     """
-    left = []
+    undecided = []
     for i, leaf in enumerate(leaves):
         kind = type(leaf)
         if kind is np.ndarray and leaf.nbytes < n_bytes and leaf.dtype.isnative:
             leaves[i] = leaf.copy()
         elif kind is np.ndarray or kind not in ARRAY_CLASSES:
-            left.append(i)
-    return left
+            undecided.append(i)
+    return undecided
 
 
-_settle_small: Any = _copy_small if native is None else native.settle_small
+_copy_small: Any = _copy_small_in_python if native is None else native.copy_small
 
 
 def _is_copied_by_jax(array: np.ndarray) -> bool:
     """Return whether JAX copies a NumPy array before its call returns, whatever its size."""
-    return type(array) is np.ndarray and (
-        not array.flags.c_contiguous or _is_converted(array.dtype, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
-    )
+    if type(array) is not np.ndarray:
+        return False
+    x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    return not array.flags.c_contiguous or _is_converted(array.dtype, x64)
 
 
 @functools.lru_cache(maxsize=128)
 def _is_converted(dtype: np.dtype, x64: bool) -> bool:
-    """Return whether JAX converts arrays of this dtype, so that it reads no memory of theirs."""
+    """Return whether JAX converts arrays of this dtype, so that it doesn't read them in place."""
     return not x64 and dtype.kind in "iufc" and jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
 def _is_worth_a_wait(array: np.ndarray, leaves: list[Any]) -> bool:
-    """Return whether a call should pass the memory itself and wait, instead of copying it."""
-    # Past what a subclass, such as one of mapped files, defines.
+    """Return whether a call should pass an array as it is and wait, rather than copy the array."""
+    # The view has NumPy's own attributes, whatever a subclass such as `numpy.memmap` defines.
     plain = np.ndarray.view(array, np.ndarray)
     return (
         plain.nbytes > _CHEAP_TO_COPY
         and plain.flags.c_contiguous
         and plain.ctypes.data % _ALIGNMENT == 0
-        # Otherwise an earlier program still runs, and the call would wait for that one, too; while
-        # a copy costs nothing there.
+        # If an array isn't ready, an earlier program still runs. Waiting would include that
+        # program, but a copy is made while it runs, at no cost.
         and all(leaf.is_ready() for leaf in leaves if type(leaf) is ArrayImpl)
     )
 
 
 def copy_numpy(array: np.ndarray) -> np.ndarray:
-    """Return a copy of a NumPy array, where XLA reads it in place instead of copying it again."""
+    """Return a copy of a NumPy array, aligned so that XLA needn't copy it once more."""
     if type(array) is not np.ndarray or array.nbytes < _SMALL or array.dtype.hasobject:
         return np.ndarray.copy(array)
     memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
@@ -137,17 +148,20 @@ def copy_numpy(array: np.ndarray) -> np.ndarray:
 
 
 def wait_for(arrays: list[Any]) -> None:
-    """Wait until a program has run, so that its error is raised here, or its inputs are free."""
+    """Wait until the program that returned these arrays has run.
+
+    An error of the program is raised here. Afterwards the program doesn't read its inputs any more.
+    """
     if {*map(type, arrays)} == {ArrayImpl}:
-        # The program has run once one of its outputs is there.
+        # A program has run as soon as one of its outputs is ready.
         arrays[0].block_until_ready()
         return
     left = [*arrays]
     while left:
         array = left.pop()
         if isinstance(array, Tracer):
-            # Under an eager `vmap` or `grad` the program has run all the same, and may have
-            # passed inputs on, which say nothing.
+            # An eager `vmap` or `grad` has run the program, too. Each array is waited for, because
+            # some may be inputs that were passed through, and these are ready before the program.
             left.extend(wrapped_by_tracer(array))
         elif isinstance(array, jax.Array):
             array.block_until_ready()
