@@ -46,7 +46,7 @@ why_back_end = "native"
 native: Any = _private("eqxjit._native")
 
 # The interface version that this file expects. A stale build may be installed.
-if getattr(native, "INTERFACE", None) != 62:
+if getattr(native, "INTERFACE", None) != 63:
     # There was no compiler at installation, or the module was built for a different Python.
     native = None
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
@@ -65,7 +65,8 @@ elif _IS_NATIVE and native is None:
 if TYPE_CHECKING or native is not None:
     # CPython calls instances of this class without a look-up of `__call__`, and without a tuple of
     # arguments.
-    from ._native import Dispatcher, connect
+    from ._native import JitFunction as Dispatcher
+    from ._native import connect
 else:
 
     class Dispatcher:

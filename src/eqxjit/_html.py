@@ -35,7 +35,8 @@ def paragraph(text: str) -> str:
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table, which scrolls if it is too wide. Columns of numbers are right-aligned."""
     texts = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    are_numbers = [all(map(_NUMBER.fullmatch, column)) for column in zip(*texts, strict=True)]
+    columns = [[row[i] for row in texts] for i in range(len(headings))]
+    are_numbers = [all(map(_NUMBER.fullmatch, column)) for column in columns]
     styles = [f"text-align:{'right' if number else 'left'};{_CELL}" for number in are_numbers]
 
     def table_row(tag: str, cells: Sequence[str]) -> str:

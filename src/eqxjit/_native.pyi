@@ -39,7 +39,7 @@ class Fast:
         /,
     ) -> None: ...
 
-class Dispatcher:
+class JitFunction:
     """The base class of wrappers."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -49,7 +49,7 @@ def call_in_flight(call: Any, jitted: Callable[..., Any], /, *arrays: Any) -> An
 def in_flight(entry: Any = ..., /) -> Any: ...
 def copy_small(leaves: list[Any], n_bytes: int, /) -> list[int]: ...
 def connect(
-    wrapper: Dispatcher,
+    wrapper: JitFunction,
     otherwise: Callable[..., Any],
     handler: Any = ...,
     fun_arrays: tuple[Any, ...] = ...,
@@ -58,4 +58,4 @@ def connect(
     fasts: list[Any] = ...,
     /,
 ) -> None: ...
-def intercept(wrapper: Dispatcher, interceptor: Callable[..., Any] | None, /) -> None: ...
+def intercept(wrapper: JitFunction, interceptor: Callable[..., Any] | None, /) -> None: ...

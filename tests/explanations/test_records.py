@@ -263,3 +263,18 @@ def test_what_a_function_closes_over_may_be_anything():
     assert "another" not in call.traces()[2].explanation
     # The State is as it was: a flatten makes it unusable.
     jax.tree.leaves(state)
+
+
+def test_compiling_again_ahead_of_time_counts_for_the_trace_of_that_program():
+    """And not for the latest trace of the function."""
+    f = eqxjit.filter_jit(lambda x: jnp.sin(x) * 2)
+    f(jnp.ones(2))
+    f(jnp.ones(3))
+    before = compiling(f)
+    lowered = f.lower(jnp.ones(2))
+    assert lowered.seconds == 0
+    lowered.compile({"xla_embed_ir_in_executable": True})
+    after = compiling(f)
+    assert after[0] > before[0]
+    assert after[1] == before[1]
+    assert lowered.seconds == pytest.approx(after[0] - before[0])

@@ -36,7 +36,8 @@ def test_a_trace_that_takes_long(messages):
     assert first.startswith("eqxjit: `slow`, called at tests/explanations/test_waiting.py:")
     assert " has been tracing for 0." in first
     line = slow.__code__.co_firstlineno + 1
-    assert first.endswith(f"and runs tests/explanations/test_waiting.py:{line} now.")
+    # The first message of a process also says how to silence them.
+    assert f"and runs tests/explanations/test_waiting.py:{line} now." in first
     # After 0.6 and 1.2 seconds.
     assert len(others) == 2
     assert last.startswith("eqxjit: `slow`: tracing took 1.")
@@ -116,3 +117,26 @@ def test_the_watcher_ends_and_starts_again(messages):
 def test_functions_of_others_are_not_watched(messages):
     jax.jit(slow)(X)
     assert messages() == []
+
+
+def test_an_error_of_a_handler_of_messages_ends_no_watching(messages):
+    """The thread that watches goes on for others, and for later phases."""
+
+    class Failing(logging.Handler):
+        n_failed = 0
+
+        def emit(self, record):
+            self.n_failed += 1
+            raise RuntimeError("full disk")
+
+    logger, handler = logging.getLogger("eqxjit"), Failing()
+    logger.addHandler(handler)
+    try:
+        eqxjit.filter_jit(lambda x: slow(x))(X)
+    except RuntimeError:
+        # The message at the end comes from the call itself.
+        pass
+    finally:
+        logger.removeHandler(handler)
+    # After 0.2, 0.6 and 1.2 seconds, and at the end.
+    assert handler.n_failed >= 4

@@ -118,3 +118,9 @@ def test_the_import_hook(tmp_path, monkeypatch, name):
             wide.wrong(jnp.ones(3))
         with pytest.raises(TypeCheckError):
             hooked.Linear(jnp.ones(3))
+
+
+def test_beartype_names_the_wrapper():
+    f = beartype(eqxjit.filter_jit(add))
+    with pytest.raises(Exception, match=r"JitFunction\.__call__\(\) parameter"):
+        f("a", jnp.ones(3))

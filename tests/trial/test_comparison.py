@@ -439,3 +439,44 @@ def test_an_alarm_of_the_program_comes_all_the_same():
     finally:
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+@pytest.mark.parametrize("asks", ["handler", "timer", "alarm", "keyword", "no"])
+def test_a_program_that_uses_alarms_gets_them_as_they_are(asks, capsys):
+    came = []
+
+    def came_one(*_):
+        came.append(time.monotonic())
+
+    before = {name: getattr(signal, name) for name in ("signal", "alarm", "setitimer", "pause")}
+    handler, timer = signal.signal(signal.SIGALRM, signal.SIG_DFL), signal.setitimer(0, 0)
+    try:
+        with eqxjit.trial():
+            time.sleep(0.02)
+            # Others aren't affected.
+            signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
+            if asks == "timer":
+                assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+            elif asks == "alarm":
+                assert signal.alarm(0) == 0
+            elif asks == "handler":
+                assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+            if asks == "keyword":
+                signal.signal(signalnum=signal.SIGALRM, handler=came_one)
+            elif asks != "no":
+                assert signal.signal(signal.SIGALRM, came_one) is signal.SIG_DFL
+            # No tick of the trial's comes to the program.
+            time.sleep(0.05)
+            assert not came
+            if asks != "no":
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                time.sleep(0.2)
+                assert len(came) == 1
+        assert ("Lines are sampled only until" in capsys.readouterr().out) == (asks != "no")
+        is_mine = signal.getsignal(signal.SIGALRM) is came_one
+        assert is_mine == (asks != "no")
+        assert all(getattr(signal, name) is each for name, each in before.items())
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)

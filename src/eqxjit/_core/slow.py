@@ -301,3 +301,9 @@ class CallHandler:
             return Writer(self.function, self.table.fasts[0].entry).write()[0]
         except (IndexError, TooLarge):
             return None
+
+
+# Without C this method is in a wrapper's `__call__`. Tools such as beartype report a wrong call of
+# the wrapper by the name of the method.
+CallHandler.slow_call.__module__ = "eqxjit.types"
+CallHandler.slow_call.__qualname__ = "JitFunction.__call__"

@@ -122,6 +122,10 @@ class FrozenFunction(JitFunction[P, T]):
             text += f", {n_captured:,} of which functions capture: pass them as arguments"
         return f"freeze({label}, {text})"
 
+    def __str__(self) -> str:
+        # Not a wrapper's, which is worded for a tool: this one is shown in pages and notebooks.
+        return repr(self)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A pickle of a wrapper holds neither programs nor the choice of arrays to compile in.
         raise TypeError(f"{self!r} can't be pickled: `save` it, or pickle what it was made of.")

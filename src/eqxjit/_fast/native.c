@@ -1,7 +1,7 @@
 /* The native back end: fast paths that walk the specs of arguments and outputs.
 
-A Dispatcher is the base class of wrappers. When a wrapper is called, it tries the fast paths of its function in
-turn. A fast path (a Fast)
+A Dispatcher, which Python calls JitFunction, is the base class of wrappers. When a wrapper is called, it tries the
+fast paths of its function in turn. A fast path (a Fast)
 1. binds the arguments and matches them with its spec,
 2. calls the jitted function with the arrays in them,
 3. combines the output from the arrays that JAX returns and from the spec of the output.
@@ -43,7 +43,7 @@ Invariants:
 
 /* The version of what Python relies on in this file. Raise it here and in _compat.py with each such change, because
    a stale build may be installed. */
-#define INTERFACE 62
+#define INTERFACE 63
 
 /* The kinds of nodes in a spec. _spec/tree.py has the same numbers. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -145,10 +145,11 @@ static void release(PyObject **block, PyObject **small, Py_ssize_t n) {
 #define COLLECTED_SLOTS(name)                                                                              \
     {Py_tp_traverse, name##_traverse}, {Py_tp_clear, name##_clear}, {Py_tp_dealloc, name##_dealloc}
 
-/* Defines the PyType_Spec of a type of this module, which has the slots in prefix##_slots. */
-#define TYPE(Type, prefix, more_flags)                                                                     \
+/* Defines the PyType_Spec of a type of this module, which has the slots in prefix##_slots. `type_name` is its name in
+   Python. */
+#define TYPE(Type, prefix, type_name, more_flags)                                                          \
     static PyType_Spec prefix##_spec = {                                                                   \
-        .name = "eqxjit._native." #Type, .basicsize = sizeof(Type), .slots = prefix##_slots,               \
+        .name = "eqxjit._native." type_name, .basicsize = sizeof(Type), .slots = prefix##_slots,           \
         .flags = Py_TPFLAGS_DEFAULT | (more_flags)};
 
 /* --- Static: stands for a static object in a spec ------------------------------------------------ */
@@ -211,7 +212,7 @@ static PyType_Slot static_slots[] = {
     {0, NULL}};
 
 /* There is no `tp_new`. `module_exec` sets `tp_vectorcall`, which creates all objects of this type. */
-TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION)
+TYPE(Static, static, "Static", Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION)
 
 /* --- Flags: the base class of Program in _core/entry.py ------------------------------------------ */
 
@@ -233,7 +234,7 @@ static PyType_Slot flags_slots[] = {
     {Py_tp_members, flags_members},
     {0, NULL}};
 
-TYPE(Flags, flags, Py_TPFLAGS_BASETYPE)
+TYPE(Flags, flags, "Flags", Py_TPFLAGS_BASETYPE)
 
 /* --- Calls in flight ----------------------------------------------------------------------------- */
 
@@ -885,7 +886,7 @@ static PyType_Slot fast_slots[] = {
     {Py_tp_members, fast_members},
     {0, NULL}};
 
-TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
+TYPE(Fast, fast, "Fast", Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
 
 /* --- Matching a whole call ----------------------------------------------------------------------- */
 
@@ -1238,7 +1239,8 @@ static PyType_Slot dispatcher_slots[] = {
     {Py_tp_members, dispatcher_members},
     {0, NULL}};
 
-TYPE(Dispatcher, dispatcher,
+/* Tools such as beartype report a wrong call of a wrapper by the name of the type that defines `__call__`. */
+TYPE(Dispatcher, dispatcher, "JitFunction",
      Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_BASETYPE)
 
 /* --- Small NumPy arrays -------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import contextlib
 import functools
 import inspect
 import itertools
@@ -41,6 +42,17 @@ _INTERVAL = 1e-3
 # looking at frames is safe. (In Python 3.11 another thread may find a frame that is being freed.)
 # Other threads are looked at in one of so many samples.
 _ONE_IN = 50
+
+# What shows or changes alarms, or waits for any signal, with the first argument that makes it so
+# (None for any). A program that uses these gets them as they are without a trial.
+_USES_OF_ALARMS: dict[str, int | None] = {}
+if hasattr(signal, "setitimer"):
+    _USES_OF_ALARMS = {
+        **dict.fromkeys(("alarm", "pause")),
+        **dict.fromkeys(("setitimer", "getitimer"), int(signal.ITIMER_REAL)),
+        **dict.fromkeys(("signal", "getsignal", "siginterrupt"), int(signal.SIGALRM)),
+    }
+_signal: dict[str, Any] = {name: getattr(signal, name) for name in _USES_OF_ALARMS}
 
 #: A kind of work, and the user's line that does it.
 Place = tuple[str, CallSite]
@@ -96,6 +108,7 @@ class Sampler(threading.Thread):
 
     It is a thread only where the main thread can't be interrupted by a timer.
 
+    - `is_ended`: whether the program uses alarms itself, so that lines aren't sampled from then on.
     - `seconds`: of each place of the main thread.
     - `calls`: the samples of each line of the main thread that was in a jitted call.
     - `others`: the samples of each other thread, by its name and by place.
@@ -109,8 +122,9 @@ class Sampler(threading.Thread):
         self._main, self._clock, self._entrance = ident, clock, entrance
         self._stopped = threading.Event()
         self._last = 0.0
-        # What handled the signal before; None without one. The program may have set an alarm, too.
-        self._handler: Any = None
+        self._has_timer = self.is_ended = False
+        # An alarm that was set before the trial: who handles it, when it comes, and how often.
+        self._handler: Any = signal.SIG_DFL
         self._alarm, self._repeat = math.inf, 0.0
         self._n = 0
         # The latest samples: when, which place, and its seconds.
@@ -156,37 +170,62 @@ class Sampler(threading.Thread):
             del frame
 
     def start(self) -> None:
-        now = time.perf_counter()
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and hasattr(signal, "setitimer"):
-            self._handler = signal.signal(signal.SIGALRM, self._sample)
-            # What waits in the operating system goes on waiting.
-            signal.siginterrupt(signal.SIGALRM, False)
-            left, self._repeat = signal.setitimer(signal.ITIMER_REAL, _INTERVAL, _INTERVAL)
-            self._alarm = now + left if left else math.inf
-        self._last = self._clock.free(now)
-        if self._handler is None:
+        can_interrupt = is_main and hasattr(signal, "setitimer")
+        self._last = self._clock.free(time.perf_counter())
+        if not can_interrupt:
             super().start()
+        else:
+            self._has_timer = True
+            for name, first in _USES_OF_ALARMS.items():
+                self._hide_in(name, first)
+            self._handler = _signal["signal"](signal.SIGALRM, self._sample)
+            # What waits in the operating system goes on waiting.
+            _signal["siginterrupt"](signal.SIGALRM, False)
+            left, self._repeat = _signal["setitimer"](signal.ITIMER_REAL, _INTERVAL, _INTERVAL)
+            self._alarm = time.perf_counter() + left if left else math.inf
 
     def stop(self) -> None:
         self._stopped.set()
-        # Not if the program has set an alarm meanwhile.
-        if self._handler is not None and signal.getsignal(signal.SIGALRM) == self._sample:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, self._handler)
-            if self._alarm < math.inf:
-                left = max(1e-6, self._alarm - time.perf_counter())
-                signal.setitimer(signal.ITIMER_REAL, left, self._repeat)
-        if self._handler is None:
+        if self._has_timer:
+            self._give_alarm_back()
+        elif self.is_alive():
             self.join()
 
-    def _sample(self, number: int, frame: types.FrameType | None) -> None:
+    def _hide_in(self, name: str, first: int | None) -> None:
+        """Have a function of `signal` end the sampling before it does what concerns alarms."""
+        called = _signal[name]
+
+        @functools.wraps(called)
+        def ending(*args: Any, **kwargs: Any) -> Any:
+            if first is None or first in (*args[:1], kwargs.get("signalnum")):
+                self.is_ended = True
+                self._give_alarm_back()
+            return called(*args, **kwargs)
+
+        setattr(signal, name, ending)
+
+    def _give_alarm_back(self) -> None:
+        if self._has_timer:
+            self._has_timer = False
+            # Not if the program has set its own by a name that it imported before the trial.
+            if _signal["getsignal"](signal.SIGALRM) == self._sample:
+                _signal["setitimer"](signal.ITIMER_REAL, 0)
+                # Another thread may not, and needs not, because it can't set a handler either.
+                with contextlib.suppress(ValueError):
+                    _signal["signal"](signal.SIGALRM, self._handler)
+                if self._alarm < math.inf:
+                    left = max(1e-6, self._alarm - time.perf_counter())
+                    _signal["setitimer"](signal.ITIMER_REAL, left, self._repeat)
+            for name in _USES_OF_ALARMS:
+                setattr(signal, name, _signal[name])
+
+    def _sample(self, _: int, frame: types.FrameType | None) -> None:
         """Add the time since the last sample to what the main thread is doing."""
         clock, now = self._clock, time.perf_counter()
         if now >= self._alarm:
-            self._alarm = now + self._repeat if self._repeat else math.inf
-            if callable(self._handler):
-                self._handler(number, frame)
+            self.is_ended = True
+            self._give_alarm_back()
         free = clock.free(now)
         self._n += 1
         if self._n % _ONE_IN == 0:

@@ -145,6 +145,7 @@ class Trial:
         swap = self._swap
         seconds = defaultdict[tuple[str, CallSite], float](float)
         sampled = {place: s for place, s in swap.sampler.seconds.items() if s > 0}
+        sampled = sampled or {(PYTHON, CallSite("<unknown>", 0)): 1.0}
         scale = max(0.0, swap.free()) / (sum(sampled.values()) or 1.0)
         for place, spent in sampled.items():
             seconds[place] += spent * scale
@@ -226,8 +227,13 @@ class Trial:
         return lines
 
     def _threads(self) -> list[str]:
-        """Return what each other thread did that did anything."""
+        """Return what each other thread did that did anything, and whether lines were sampled."""
         lines = list[str]()
+        if self._swap.sampler.is_ended:
+            lines.append(
+                "Lines are sampled only until the program uses SIGALRM: the shares are of the time "
+                "before, and all is Python where there is none."
+            )
         for name, samples in self._swap.sampler.others.items():
             [((kind, line), n)] = samples.most_common(1)
             if line.line:
