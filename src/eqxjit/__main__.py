@@ -43,6 +43,10 @@ def main(argv: list[str]) -> None:
     n_ours = next((i for i, text in enumerate(argv) if text == "-m" or text.endswith(".py")), None)
     ours = [text.replace("--trial=", "--trial-page=", 1) for text in argv[:n_ours]]
     chosen = parser.parse_args([*ours, *(argv[n_ours:] if n_ours is not None else ())])
+    page = chosen.trial_page
+    # Checked now, because the program may run for hours.
+    if page and not page.lower().endswith(".html"):
+        parser.error(f"`--trial={page}`: a trial is saved as .html")
     if chosen.info:
         _show_info()
         return
@@ -57,8 +61,8 @@ def main(argv: list[str]) -> None:
         if chosen.report is not None:
             stack.enter_context(_reported(chosen.report))
         install()
-        if chosen.trial or chosen.trial_page:
-            name, page = os.path.basename(program), chosen.trial_page
+        if chosen.trial or page:
+            name = os.path.basename(program)
             stack.enter_context(trial_of_program(name, page, not chosen.no_compare))
         if chosen.module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -143,3 +143,15 @@ def test_two_swapped_arrays_in_a_fast_path_are_found_on_an_example(tmp_path, nat
     assert result.returncode == 1, result.stdout + result.stderr
     assert "DIFFERENT" in result.stdout
     assert "learn: output[0].layers[" in result.stdout
+
+
+def test_a_page_has_the_suffix_of_one_and_may_be_empty(tmp_path):
+    path = tmp_path / "short.py"
+    path.write_text("print(1)")
+    wrong = python("-m", "eqxjit", f"--trial={tmp_path / 'page.txt'}", str(path))
+    assert wrong.returncode == 2
+    assert "a trial is saved as .html" in wrong.stderr
+    assert wrong.stdout == ""
+    right = python("-m", "eqxjit", f"--trial={tmp_path / 'page.html'}", str(path))
+    assert (right.returncode, right.stdout) == (0, "1\n"), right.stderr
+    assert "<table" in (tmp_path / "page.html").read_text()

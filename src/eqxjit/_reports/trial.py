@@ -174,7 +174,18 @@ class Trial:
     # --- Texts --------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the findings to a file, as a page of HTML."""
+        """Write the findings to a file, as a page of HTML.
+
+        **Arguments:**
+
+        - `path`: the file. It must end with `.html`.
+
+        **Raises:**
+
+        - `ValueError`, for another suffix.
+        """
+        if pathlib.Path(path).suffix.lower() != ".html":
+            raise ValueError(f"A trial is saved as .html; the path is {os.fspath(path)!r}.")
         pathlib.Path(path).write_text(page("A trial of eqxjit", self._repr_html_()), "utf-8")
 
     def _title(self) -> str:
