@@ -165,3 +165,21 @@ def test_several_at_once():
         programs = list(pool.map(lambda f: f.compile(*examples), functions))
     assert min(program.seconds for program in programs) > 0
     assert counted(lambda: [f(Model(X), X) for f in functions])[1] == 0
+
+
+def test_compiling_serialises_nothing_until_the_size_is_read(monkeypatch):
+    """The constants of an executable may take much memory, and would be copied."""
+    find, n_found = jax.stages.Compiled.runtime_executable, 0
+
+    def runtime_executable(compiled):
+        nonlocal n_found
+        n_found += 1
+        return find(compiled)
+
+    monkeypatch.setattr(jax.stages.Compiled, "runtime_executable", runtime_executable)
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    cost = f.compile(jnp.ones(3))
+    assert cost.seconds > 0
+    assert n_found == 0
+    assert cost.executable_bytes is None or cost.executable_bytes > 0
+    assert n_found > 0
