@@ -316,3 +316,36 @@ def test_warm_calls_do_no_more_while_another_thread_traces(filter_jit, phase):
         np.testing.assert_array_equal(other.result()["y"], X)
     assert traced_shapes == [(2,), (3,)]
     assert n_flattened_by_a_warm_call() == usual
+
+
+@pytest.mark.parametrize("max_traces", [1, 2])
+def test_traces_at_the_same_time_are_limited_together(max_traces):
+    """None of them was counted when the others began."""
+    barrier = threading.Barrier(3)
+
+    @eqxjit.filter_jit(max_traces=max_traces)
+    def f(x):
+        barrier.wait(60)
+        return x + 1
+
+    def work(i):
+        try:
+            return f(jnp.ones(i + 2)).shape
+        except eqxjit.TooManyTracesError:
+            return None
+
+    with ThreadPoolExecutor(3) as pool:
+        shapes = [*pool.map(work, range(3))]
+    assert len([shape for shape in shapes if shape]) == max_traces
+    assert f.cache_info().traces == max_traces
+
+
+def test_traces_within_each_other_are_limited_together():
+    @eqxjit.filter_jit(max_traces=2)
+    def total(x, n):
+        return x if n == 0 else total(x, n - 1) + n
+
+    assert total(jnp.zeros(()), 1) == 1
+    total.clear_cache()
+    with pytest.raises(eqxjit.TooManyTracesError, match="trace 3"):
+        total(jnp.zeros(()), 2)
