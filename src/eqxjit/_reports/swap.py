@@ -1,4 +1,13 @@
-"""Serves calls of jitted functions by eqxjit and by Equinox: compares some, times blocks."""
+"""Serves calls of jitted functions by eqxjit and by Equinox: compares some, and times some.
+
+The program's calls are served by eqxjit, as usual, but for two exceptions:
+
+- A call that is *compared* also runs under Equinox, on copies of its arguments.
+- A *block* of consecutive calls is served in one of three ways and timed. A series of blocks, one
+  for each way, tells what the swap gives: as they follow each other, they see the same load.
+
+A series or a comparison is followed by a pause, four times as long, in which calls are counted only.
+"""
 
 import contextlib
 import copy
@@ -24,56 +33,59 @@ from .._core.wrapper import JitFunction
 from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
-from .._places import CallSite, captured, code_of, innermost_line, place_of, trim, wrapped_by
+from .._places import CallSite, captured, code_of, place_of, trim, wrapped_by
 from .._spec.static_key import CONSTANTS
 from .._spec.tree import combine, split
 from .comparison import Unequal, compare, compare_errors
-from .sampler import Clock, Sampler
+from .sampler import COMPILING, Sampler
 
-# Taken and hidden before `install` replaces them.
+# Equinox's own, because `install` replaces these names while a trial is on.
 _upstream_filter_jit = functools.partial(upstream_filter_jit)
 _upstream_call: Any = vars(UpstreamWrapper or object).get("__call__")
 
-# How many calls of each structure are compared first; after that, one call in so many.
+#: Who serves a call. An awaited call is served by eqxjit, and waits for its results.
+OURS, AWAITED, THEIRS = "ours", "awaited", "theirs"
+
+# How many calls of each structure are compared first. Later calls are compared at random; in
+# threads other than the main thread, which has no pauses, one in so many.
 _N_FIRST, _ONE_IN = 3, 50
 
-# A block ends after so many calls or seconds. The first calls of a function in a block run with
-# cold caches. A function with so many times of each kind is timed no more.
-_BLOCK_CALLS, _BLOCK_SECONDS, _N_COLD, _N_TIMES = 24, 0.1, 3, 400
+# The first calls of a block aren't timed, because the caches of the CPU hold what served the block
+# before. A block has at least so many calls, and takes at least so long.
+_N_COLD, _N_CALLS, _BLOCK_SECONDS = 3, 6, 0.01
 
-# Lines are sampled in other phases than blocks are timed in, four times as long. These take so many
-# seconds, at first and at most.
-_PHASE, _LONGEST_PHASE = 0.05, 0.4
+# A pause takes this many times as long as what precedes it.
+_PAUSE = 4
 
-# The part of the run that the trial's own work may take; a short run may take some seconds more.
-_BUDGET, _AT_ONCE = 0.25, 0.1
-
-#: Who serves the calls of a block. In an awaited one each call waits for its results.
-OURS, AWAITED, THEIRS = "ours", "awaited", "theirs"
-_TURNS = THEIRS, OURS, THEIRS, OURS, AWAITED, OURS
-
+# Arrays are random numbers for a function that reads one of these, so no two runs are equal.
 _STATEFUL = np.random.Generator, np.random.RandomState, random.Random, io.IOBase
 
 
-def _deques() -> dict[str, deque[float]]:
-    return {mode: deque(maxlen=2_000) for mode in _TURNS}
+def _times() -> dict[str, deque[float]]:
+    return {mode: deque(maxlen=2_000) for mode in (OURS, AWAITED, THEIRS)}
+
+
+#: The spec, the arrays, and the static objects of a call.
+Parts = tuple[Any, list[Any], list[Any]]
 
 
 @dataclasses.dataclass(eq=False)
 class Tried:
     """What the trial knows of one function.
 
-    - `effects`: why at most one call is compared, or none if it `is_excluded`; empty without a
-        reason.
-    - `compared`: how many calls were compared; `by_structure`: those of each spec, of which
-        `statics` has the static objects of the first.
+    - `name`, `site`: the function's name, and where it is defined.
+    - `donates`: whether its calls may delete their arrays.
+    - `effects`: why at most one call is compared; empty without a reason.
+    - `is_excluded`: whether no call may run under Equinox.
+    - `calls`: how often the function was called.
+    - `n_due`: how many of the next calls are looked at, because there may be a new structure.
+    - `compared`: how many calls were compared.
+    - `by_structure`: how many calls of each spec were compared.
+    - `statics`: the static objects of the first compared call of each spec.
     - `unequal`: the first parts that differed, by their paths.
     - `known`: how calls differ that differ as documented; empty if none does.
-    - `traces`: those that eqxjit has made in calls during the trial.
-    - `times`, `cold`: the seconds of warm calls, in the middle and at the beginning of a block, by
-        who served them; `periods`: the seconds from one call to the next call of any function.
-    - `n_elsewhere`: how many warm calls were not served as usual.
-    - `n_due`: how many of the next calls are looked at, because there may be a new structure.
+    - `traces`: the traces that eqxjit made in calls of the function.
+    - `times`: the seconds of the timed calls, by who served them.
     """
 
     name: str
@@ -82,87 +94,109 @@ class Tried:
     effects: str = ""
     is_excluded: bool = False
     calls: int = 0
+    n_due: int = _N_FIRST
     compared: int = 0
     by_structure: Counter[Any] = dataclasses.field(default_factory=Counter)
     statics: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
     unequal: dict[str, Unequal] = dataclasses.field(default_factory=dict)
     known: str = ""
     traces: list[Trace] = dataclasses.field(default_factory=list)
-    times: dict[str, deque[float]] = dataclasses.field(default_factory=_deques)
-    cold: dict[str, deque[float]] = dataclasses.field(default_factory=_deques)
-    periods: dict[str, deque[float]] = dataclasses.field(default_factory=_deques)
-    n_elsewhere: int = 0
-    n_due: int = _N_FIRST
-    block: int = 0
-    n_in_block: int = 0
+    times: dict[str, deque[float]] = dataclasses.field(default_factory=_times)
 
     @property
     def is_wrong(self) -> bool:
         return any(each.rounding is None for each in self.unequal.values())
 
-    def can_be(self, mode: str) -> bool:
-        """Return whether Equinox may serve calls, and whether more of them should be timed."""
-        if not self.compared or self.known or self.is_wrong:
-            return False
-        return len(self.times[mode]) < _N_TIMES
+    @property
+    def is_right(self) -> bool:
+        """Whether calls were compared and Equinox's results were the same."""
+        return self.compared > 0 and not (self.known or self.is_wrong)
+
+    def knows(self, spec: Any, statics: list[Any]) -> bool:
+        """Return whether Equinox has traced this structure for these very static objects.
+
+        For equal objects it returns those that it has traced.
+        """
+        known = self.statics.get(spec)
+        return known is not None and all(
+            a is b or type(a) in CONSTANTS for a, b in zip(statics, known, strict=True)
+        )
+
+
+@dataclasses.dataclass
+class Block:
+    """Consecutive calls of the main thread that are served in one way.
+
+    - `mode`: who serves them.
+    - `begun`: when the block began, in seconds.
+    - `n_calls`: how many calls it has had.
+    - `timed_from`: when the last cold call had its results.
+    - `own`: the seconds that the trial itself took since then.
+    - `is_spoiled`: whether something was compiled meanwhile, so that the block isn't counted.
+    """
+
+    mode: str
+    begun: float
+    n_calls: int = 0
+    timed_from: float = 0.0
+    own: float = 0.0
+    is_spoiled: bool = False
 
     @property
-    def is_timed(self) -> bool:
-        """Whether there are enough times. Later ones, of a busier machine, would mislead."""
-        return len(self.times[THEIRS]) >= _N_TIMES
+    def is_warm(self) -> bool:
+        return self.n_calls > _N_COLD
+
+    def ends_with(self, n_calls: int, now: float) -> bool:
+        return n_calls >= _N_CALLS and now - self.begun >= _BLOCK_SECONDS
 
 
 class _Thread(threading.local):
-    is_inside = is_copying = False
-    # Since the latest call began: whether JAX compiled something, and the traces of eqxjit.
-    has_compiled = False
+    """The state of one thread.
+
+    - `is_main`: whether it is the thread in which the trial began.
+    - `is_inside`: whether it is inside an intercepted call.
+    - `is_copying`: whether it copies a wrapper for an interceptor.
+    - `has_compiled`: whether JAX has compiled something since the latest call began.
+    - `traces`: eqxjit's traces since then.
+    """
+
+    is_main = is_inside = is_copying = has_compiled = False
     traces: tuple[Trace, ...] = ()
 
 
 class Interceptor:
-    """Called in the place of a wrapper while a trial is on; `ours` is a copy of the wrapper."""
+    """Called in the place of a wrapper while a trial is on.
 
-    __slots__ = "n_quick", "ours", "swap", "theirs", "tried"
+    - `swap`: serves the calls.
+    - `ours`: a copy of the wrapper, which shares all that is compiled with the wrapper.
+    - `theirs`: the same function under Equinox's `filter_jit`; None until it is needed.
+    - `tried`: what is known of the function; None before the first call.
+    """
+
+    __slots__ = "ours", "swap", "theirs", "tried"
 
     def __init__(self, swap: "Swap", ours: Any):
         self.swap, self.ours = swap, ours
         self.theirs: Any = None
-        self.tried: Any = None
-        #: How many of the next calls are timed, and no more.
-        self.n_quick = 0
+        self.tried: Tried | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        now = time.perf_counter()
-        swap = self.swap
+        swap, tried = self.swap, self.tried
         thread = swap.thread
         # A call that is traced is part of another program; one in a callback, of another call.
         if thread.is_inside or is_transforming():
             return self.ours(*args, **kwargs)
         thread.is_inside = True
         try:
-            if not self.n_quick or threading.get_ident() != swap.main:
+            now = time.perf_counter()
+            if tried is None or tried.n_due > 0 or now >= swap.paused_until:
                 return swap.call(self, args, kwargs, now)
-            # As `Swap.call`, for most calls of a loop: what it takes itself would show in shares.
-            self.n_quick -= 1
-            clock = swap.clock
-            clock.hold(now)
-            clock.is_calling = True
-            thread.has_compiled = False
-            start = time.perf_counter()
-            try:
-                result = self.ours(*args, **kwargs)
-            finally:
-                end = time.perf_counter()
-                clock.is_calling = False
-                swap.add_quick(self, start, end)
-                finish = time.perf_counter()
-                clock.release(finish)
-                # What this takes counts as the call: in a program that does something for a fixed
-                # time it takes the place of calls.
-                swap.calling += finish - end + start - now
-            if thread.has_compiled:
-                swap.compare_new(self, args, kwargs, result, time.perf_counter())
+            tried.calls += 1
+            swap.n_calls += thread.is_main
+            result = self.ours(*args, **kwargs)
+            if thread.traces:
+                swap.compare_afterwards(self, args, kwargs, result)
             return result
         except BaseException:
             trim()
@@ -175,30 +209,43 @@ class Swap:
     """Intercepts the calls of all jitted functions in the process while it is `running`.
 
     - `tried`: what is known of each function, by its table of entries.
-    - `startup`: seconds until the first warm call, and of first calls later.
-    - `calling`, `compiling`: seconds of warm calls, and of later traces, since the first warm call.
-    - `spent`: what the trial has taken so far, compilations of Equinox's included, in seconds.
+    - `sampler`: samples where the main thread spends its time.
+    - `is_steady`: whether there was a call without a trace; start-up ends with the first of them.
+    - `startup`: the seconds of the main thread until then, and of first calls later.
+    - `gains`: how much longer a call and what follows it take under Equinox, in seconds, for each
+        series of blocks.
+    - `n_calls`, `n_swapped`: how many calls the main thread has made since start-up, and how many
+        of them weren't served as usual.
+    - `paused_until`: the time until which calls are neither compared nor timed.
     """
 
     def __init__(self, compares: bool):
         self.compares = compares
         self.tried: dict[Any, Tried] = {}
         self.thread = _Thread()
-        self.clock = Clock()
-        self.main = threading.get_ident()
-        self.sampler = Sampler(self.main, self.clock, Interceptor.__call__.__code__)
-        self.begun = self.ended = time.perf_counter()
+        self.thread.is_main = True
+        self.sampler = Sampler(Interceptor.__call__.__code__)
         self.is_steady = False
-        self.startup = self.calling = self.compiling = self.spent = 0.0
-        self._free_before = self.begun
-        # Without compilations of Equinox's.
-        self._used = 0.0
-        self._is_mixed, self._phase, self._phase_ends = False, _PHASE, 0.0
-        self._block, self._n_in_block, self._block_begun = 0, 0, self.begun
-        #: The latest call: whose it was, how it was served, when it began, what the trial took.
-        self._last: tuple[Tried, str, float, float] | None = None
-        self._seen: set[Any] = set()
+        self.startup = 0.0
+        self.gains = list[float]()
+        self.n_calls = self.n_swapped = 0
+        self.paused_until = 0.0
+        self._begun = self._ended = 0.0
+        # The series of blocks: when it began, the block now, the modes to come, and the mean
+        # seconds of a call in those that have ended.
+        self._series_begun = 0.0
+        self._block: Block | None = None
+        self._modes = list[str]()
+        self._means = dict[str, float]()
+        # What JAX has traced, lowered or compiled, and when: `_observe` explains.
+        self._seen = set[Any]()
+        self._phases = deque[tuple[float, float]](maxlen=1_000)
         self._intercepted: dict[int, weakref.ref[Any]] = {}
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the main thread, without what the trial added."""
+        return self.sampler.clock(self._ended) - self._begun
 
     # --- Interception -------------------------------------------------------------------------
 
@@ -211,22 +258,25 @@ class Swap:
             if not self.thread.is_copying:
                 self._intercept(wrapper)
 
-        if gc.get_freeze_count():
-            # Frozen objects aren't listed.
+        is_frozen = gc.get_freeze_count() > 0
+        if is_frozen:
+            # `gc.get_objects` doesn't list frozen objects.
             gc.unfreeze()
-        for wrapper in [each for each in gc.get_objects() if isinstance(each, JitFunction)]:
+        wrappers = [each for each in gc.get_objects() if isinstance(each, JitFunction)]
+        if is_frozen:
+            gc.freeze()
+        for wrapper in wrappers:
+            # A wrapper without a handler is being unpickled at this moment.
             if hasattr(wrapper, "_handler"):
-                # It isn't being unpickled at this moment.
                 self._intercept(wrapper)
         JitFunction.__init__ = init  # type: ignore[method-assign]
         listeners.append(self._observe)
-        self.begun = self._block_begun = self._free_before = time.perf_counter()
+        self._begun = time.perf_counter()
         self.sampler.start()
         try:
             yield
         finally:
-            self.ended = time.perf_counter()
-            self._end_period(self.ended)
+            self._ended = time.perf_counter()
             self.sampler.stop()
             listeners.remove(self._observe)
             JitFunction.__init__ = make
@@ -237,7 +287,6 @@ class Swap:
     def _intercept(self, wrapper: Any) -> None:
         self.thread.is_copying = True
         try:
-            # It shares all that is compiled with the wrapper.
             ours = copy.copy(wrapper)
         finally:
             self.thread.is_copying = False
@@ -246,51 +295,55 @@ class Swap:
         key, intercepted = id(wrapper), self._intercepted
         intercepted[key] = weakref.ref(wrapper, lambda _: intercepted.pop(key, None))
 
-    def free(self) -> float:
-        """Return the seconds outside of jitted calls, since the first warm call if there is one."""
-        return self.clock.free(self.ended) - self._free_before
-
     # --- A call -------------------------------------------------------------------------------
 
-    def call(self, to: Interceptor, args: Any, kwargs: Any, now: float) -> Any:
+    def call(self, to: Interceptor, args: Any, kwargs: Any, begun: float) -> Any:
+        """Serve a call, which may be compared, or belong to a block."""
         __tracebackhide__ = True
-        tried = to.tried = self._tried(to.ours)
-        is_main = threading.get_ident() == self.main
-        mode = OURS
-        if is_main:
-            self.clock.hold(now)
-            self._end_period(now)
-            mode = self._mode_of(tried, now)
-        seconds, self.thread.traces = 0.0, ()
+        thread, sampler = self.thread, self.sampler
+        if thread.is_main:
+            sampler.hold(begun)
+        result, error = None, None
+        start = end = begun
         try:
+            tried = to.tried = self._tried(to.ours)
             tried.calls += 1
-            parts, is_compared = self._look(tried, mode, args, kwargs, now)
-            if is_compared or (mode is THEIRS and parts is None):
-                mode = OURS
-            # Before the call, which may donate them.
+            block = self._next_block(tried, begun) if thread.is_main else None
+            mode, parts, is_compared = self._choose(tried, block, args, kwargs)
+            # The call may donate them.
             given = _copied(parts[1], tried.donates) if parts and is_compared else []
             served = self._upstream(to) if mode is THEIRS else to.ours
+            is_awaited = mode is AWAITED or (block is not None and self._is_bound(block, begun))
+            thread.has_compiled, thread.traces = False, ()
             prints = _Prints(is_compared)
+            if thread.is_main:
+                self.n_calls += self.is_steady
+                self.n_swapped += mode is not OURS
+                if mode is OURS:
+                    sampler.release(time.perf_counter())
             with prints:
-                start, result, error, end = self._timed(served, args, kwargs, mode)
-            seconds = end - start
-            self._account(tried, mode, start, end, is_main)
+                start = time.perf_counter()
+                try:
+                    result = served(*args, **kwargs)
+                    if is_awaited:
+                        jax.block_until_ready(result)
+                except Exception as raised:
+                    error = raised
+                finally:
+                    end = time.perf_counter()
+                    if thread.is_main:
+                        sampler.hold(end)
+            self._account(tried, mode, block, start, end)
             if prints.n_printed:
                 tried.effects = tried.effects or "it prints"
-            if is_compared:
-                self._compare(to, tried, parts, given, result, error)
+            if parts and is_compared:
+                self._compare(to, tried, parts, given, (result, error))
+            elif thread.traces and error is None:
+                self.compare_afterwards(to, args, kwargs, result)
         finally:
-            own = self._end(now, seconds, is_main)
-            if is_main and self._is_mixed:
-                self._last = tried, mode, now, own
-        if self.thread.traces and not is_compared and error is None:
-            self.compare_new(to, args, kwargs, result, time.perf_counter())
-        if is_main and self.is_steady and not self._is_mixed:
-            is_quick = seconds < 1e-3 and (tried.n_due <= 0 or not self.compares)
-            # Those that donate can't be compared after the call.
-            is_safe = not tried.donates or not self.compares
-            most = _ONE_IN if is_safe else 8 if tried.calls > 100 else 0
-            to.n_quick = random.randrange(most) if is_quick and most else 0
+            thread.traces = ()
+            if thread.is_main:
+                self._end_call(begun, start, end)
         try:
             if error is not None:
                 raise error
@@ -299,92 +352,58 @@ class Swap:
             # Its traceback has this frame.
             del error
 
-    def add_quick(self, to: Interceptor, start: float, end: float) -> None:
-        tried = to.tried
-        tried.calls += 1
-        if self.thread.has_compiled:
-            to.n_quick = 0
-            self._account(tried, OURS, start, end, True)
-        else:
-            self.calling += end - start
-            tried.cold[OURS].append(end - start)
+    def _choose(
+        self, tried: Tried, block: Block | None, args: Any, kwargs: Any
+    ) -> tuple[str, Parts | None, bool]:
+        """Return who serves a call, its parts if they are needed, and whether it is compared."""
+        mode = OURS if block is None else block.mode
+        is_random = block is None and (self.thread.is_main or random.random() < 1 / _ONE_IN)
+        if not (self.compares and (tried.n_due > 0 or is_random or mode is THEIRS)):
+            return mode, None, False
+        tried.n_due -= 1
+        parts = self._parts_of(tried, args, kwargs)
+        if parts is None:
+            return OURS if mode is THEIRS else mode, None, False
+        spec, _, statics = parts
+        is_known = tried.knows(spec, statics)
+        n, n_wanted = tried.by_structure[spec], _N_FIRST if is_known else 2 * _N_FIRST
+        is_done = tried.effects and tried.compared
+        if not is_done and (n < n_wanted or is_random):
+            return OURS, parts, True
+        if mode is THEIRS and not (is_known and tried.is_right):
+            mode = OURS
+        return mode, parts, False
 
-    def compare_new(self, to: Interceptor, args: Any, kwargs: Any, result: Any, now: float) -> None:
-        """Compare a call that has traced for a new structure; if it donates, the next ones."""
-        to.tried.n_due, is_main = _N_FIRST, threading.get_ident() == self.main
-        if not self.thread.traces or to.tried.donates:
-            return
-        if is_main:
-            self.clock.hold(now)
-        parts, is_compared = self._look(to.tried, OURS, args, kwargs, now)
-        if is_compared:
-            # Its arguments are still there.
-            given = _copied(parts[1], False)
-            self._compare(to, to.tried, parts, given, result, None)
-        self._end(now, 0.0, is_main)
-        self._last = None if is_main else self._last
-
-    def _end(self, now: float, seconds: float, is_main: bool) -> float:
-        """Return what the trial took since then, beside a call that took some seconds."""
-        finish = time.perf_counter()
-        own = finish - now - seconds
-        self.spent += own
-        self._used += own
-        if is_main:
-            if self._is_mixed:
-                self.clock.rest(self._phase_ends)
-            else:
-                self.clock.release(finish)
-        return own
-
-    def _timed(
-        self, served: Any, args: Any, kwargs: Any, mode: str
-    ) -> tuple[float, Any, Any, float]:
-        thread, clock, error, result = self.thread, self.clock, None, None
-        thread.has_compiled, thread.traces = False, ()
-        clock.is_calling = mode is OURS
-        start = time.perf_counter()
+    def _parts_of(self, tried: Tried, args: Any, kwargs: Any) -> Parts | None:
+        """Return the parts of a call; None if Equinox can't run the call, or not twice."""
+        if tried.is_excluded:
+            return None
         try:
-            result = served(*args, **kwargs)
-            if mode is AWAITED:
-                jax.block_until_ready(result)
-        except Exception as raised:
-            error = raised
-        finally:
-            end = time.perf_counter()
-            clock.is_calling = False
-        return start, result, error, end
+            parts = split((args, kwargs))
+        except Exception:
+            # The call itself raises a better error.
+            return None
+        return None if _has_state(tried, parts[2]) else parts
 
-    def _account(self, tried: Tried, mode: str, start: float, end: float, is_main: bool) -> bool:
-        """Note how long a call took; return whether eqxjit has traced in it."""
-        seconds, traces = end - start, self.thread.traces
-        if self.thread.has_compiled:
-            if mode is THEIRS:
-                pass
-            elif is_main and traces and not tried.traces:
-                self.startup += seconds
-            elif is_main:
-                self.compiling += seconds
-            tried.traces += traces
-            if any(trace.program and trace.program.calls_python for trace in traces):
+    def _account(
+        self, tried: Tried, mode: str, block: Block | None, start: float, end: float
+    ) -> None:
+        """Note how long a call took, or what it has traced."""
+        thread = self.thread
+        if thread.has_compiled:
+            if thread.traces:
+                # The traces of functions within it have ended before.
+                tried.traces.append(thread.traces[-1])
+            if any(trace.program and trace.program.calls_python for trace in thread.traces):
                 tried.effects = tried.effects or "it calls Python"
-            return bool(traces)
-        if is_main and not self.is_steady:
-            self.is_steady, self.calling, self.compiling = True, 0.0, 0.0
-            self.startup = start - self.begun - self.spent
-            self._free_before = self.clock.free(start)
-            self._phase_ends = start + _PHASE / 4
-            self.sampler.restart()
-        is_warm = self._is_mixed and tried.n_in_block > _N_COLD and not tried.is_timed
-        (tried.times if is_warm else tried.cold)[mode].append(seconds)
-        if mode is THEIRS:
-            typical = tried.times[OURS] or tried.cold[OURS] or [seconds]
-            self._used += max(0.0, seconds - typical[-1])
-        if is_main and self._is_mixed:
-            tried.n_elsewhere += 1
-        elif is_main:
-            self.calling += seconds
-        return False
+            if block is not None:
+                block.is_spoiled = True
+        elif thread.is_main and not self.is_steady:
+            self.is_steady, self.n_calls = True, 1
+            self.startup = self.sampler.clock(end) - (end - start) - self._begun
+            self.sampler.forget()
+        elif block is not None and block.is_warm and mode is block.mode:
+            tried.times[mode].append(end - start)
 
     def _tried(self, ours: Any) -> Tried:
         function = ours._function
@@ -397,99 +416,103 @@ class Swap:
             *_, below = wrapped_by(fun)
             code = code_of(below)
             if code is not None:
-                names = {
-                    name: getattr(below, "__globals__", {}).get(name) for name in code.co_names
-                }
+                variables = getattr(below, "__globals__", {})
                 captures = captured(below) if hasattr(below, "__closure__") else []
-                _has_state(tried, [*names.values(), *[value for _, value in captures]])
+                read = [variables.get(name) for name in code.co_names]
+                _has_state(tried, [*read, *[value for _, value in captures]])
             self.tried[function.table] = tried
         return self.tried[function.table]
 
     # --- Blocks -------------------------------------------------------------------------------
 
-    def _mode_of(self, tried: Tried, now: float) -> str:
-        if not (self.is_steady and self.compares):
-            return OURS
-        if now >= self._phase_ends:
-            self._next_phase(now)
-        if not self._is_mixed:
-            return OURS
-        seconds = now - self._block_begun
-        is_long = seconds > _BLOCK_SECONDS and self._n_in_block > 2 * _N_COLD
-        if self._n_in_block >= _BLOCK_CALLS or is_long:
-            self._n_in_block, self._block_begun = 0, now
-            self._block += 1
-        self._n_in_block += 1
-        if tried.block != self._block:
-            tried.block, tried.n_in_block = self._block, 0
-        tried.n_in_block += 1
-        mode = _TURNS[self._block % len(_TURNS)]
-        return mode if tried.can_be(mode) and self._may_use(now) else OURS
+    def _next_block(self, tried: Tried, now: float) -> Block | None:
+        """Return the block to which a call of the main thread belongs; None for no block."""
+        block = self._block
+        if block is None and self._modes:
+            block = self._block = Block(self._modes.pop(), now)
+            self.sampler.is_swapped = block.mode is not OURS
+        if block is not None:
+            block.n_calls += 1
+        return block
 
-    def _next_phase(self, now: float) -> None:
-        """Begin a phase in which blocks are timed, or one in which lines are sampled."""
-        if self._is_mixed:
-            self._is_mixed, self._phase_ends = False, now + 4 * self._phase
-            self._phase = min(2 * self._phase, _LONGEST_PHASE)
-        elif self._may_use(now) and any(t.can_be(THEIRS) for t in self.tried.values()):
-            self._is_mixed, self._phase_ends = True, now + self._phase
-            self._n_in_block = _BLOCK_CALLS
+    def _is_bound(self, block: Block, now: float) -> bool:
+        """Return whether a call is the last of the cold calls, or the last of the block.
 
-    def _end_period(self, now: float) -> None:
-        if self._last is not None:
-            tried, mode, begun, own = self._last
-            self._last = None
-            if tried.n_in_block > _N_COLD and not tried.is_timed:
-                tried.periods[mode].append(now - begun - own)
+        Both are awaited, so that the time between holds exactly what its calls compute.
+        """
+        return block.n_calls == _N_COLD or block.ends_with(block.n_calls, now)
 
-    def _may_use(self, now: float, seconds: float = 0.0) -> bool:
-        return self._used + seconds <= _AT_ONCE + _BUDGET * (now - self.begun)
+    def _end_call(self, begun: float, start: float, end: float) -> None:
+        """Finish what the trial does in a call of the main thread."""
+        block = self._block
+        now = time.perf_counter()
+        if block is None:
+            if self.is_steady:
+                self._begin_series(begun)
+        elif block.n_calls == _N_COLD:
+            block.timed_from, block.own = end, now - end
+        elif self._is_bound(block, begun):
+            n = block.n_calls - _N_COLD
+            self._means[block.mode] = (end - block.timed_from - block.own - (start - begun)) / n
+            if block.is_spoiled:
+                self._means[block.mode] = float("nan")
+            self._block = None
+            self.sampler.is_swapped = False
+            if not self._modes:
+                self._end_series(now)
+        else:
+            block.own += now - begun - (end - start)
+        self.sampler.release(time.perf_counter())
+
+    def _begin_series(self, now: float) -> None:
+        can_swap = any(tried.is_right for tried in self.tried.values())
+        modes = [OURS, AWAITED, THEIRS] if can_swap else [OURS, AWAITED]
+        # In any order, so that what comes first isn't favored.
+        self._modes = random.sample(modes, len(modes))
+        self._means.clear()
+        self._series_begun = now
+        self.paused_until = 0.0
+
+    def _end_series(self, now: float) -> None:
+        if THEIRS in self._means:
+            gain = self._means[THEIRS] - self._means[OURS]
+            if gain == gain:
+                self.gains.append(gain)
+        self.paused_until = now + _PAUSE * (now - self._series_begun)
 
     # --- Comparison ---------------------------------------------------------------------------
 
-    def _look(
-        self, tried: Tried, mode: str, args: Any, kwargs: Any, now: float
-    ) -> tuple[Any, bool]:
-        """Return a call's parts, None unless they are needed; and whether the call is compared."""
-        is_due = tried.n_due > 0 or self.thread.traces
+    def compare_afterwards(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
+        """Compare a call that has traced for a structure that is new.
+
+        If the function donates, its arguments are gone, so the next calls are compared instead.
+        """
+        thread, tried = self.thread, to.tried
+        assert tried is not None
+        traces, thread.traces = thread.traces, ()
+        tried.n_due = _N_FIRST
+        if not tried.traces or tried.traces[-1] is not traces[-1]:
+            tried.traces.append(traces[-1])
         is_done = tried.effects and tried.compared
-        if not self.compares or tried.is_excluded or (is_done and mode is not THEIRS):
-            return None, False
-        is_random = random.random() < 1 / _ONE_IN
-        can = self._may_use(now, 1e-4)
-        if mode is not THEIRS and not is_due and not (can and (is_random or tried.donates)):
-            return None, False
-        try:
-            parts = split((args, kwargs))
-        except Exception:
-            # The call raises a better error.
-            return None, False
-        if _has_state(tried, parts[2]):
-            return None, False
-        tried.n_due -= 1
-        spec, _, statics = parts
-        n, known = tried.by_structure[spec], tried.statics.get(spec)
-        is_known = known is not None and all(
-            a is b or type(a) in CONSTANTS for a, b in zip(statics, known, strict=True)
-        )
-        if is_done:
-            return (parts if is_known else None), False
-        if not n:
-            return parts, True
-        # Equinox might return the other object, or what it has traced for it.
-        n_wanted = _N_FIRST if is_known else 2 * _N_FIRST
-        is_wanted = n < n_wanted or (is_random and mode is OURS)
-        if is_wanted and self._may_use(now, max(tried.times[OURS], default=0.0)):
-            return parts, True
-        return (parts if is_known else None), False
+        if tried.donates or is_done or not self.compares:
+            return
+        was_held = self.sampler.is_held
+        if thread.is_main:
+            self.sampler.hold(time.perf_counter())
+        parts = self._parts_of(tried, args, kwargs)
+        if parts is not None:
+            self._compare(to, tried, parts, _copied(parts[1], False), (result, None))
+        if thread.is_main and not was_held:
+            self.sampler.release(time.perf_counter())
 
     def _upstream(self, to: Interceptor) -> Any:
         to.theirs = to.theirs or _upstream(to.ours.__wrapped__, to.ours._function.options)
         return to.theirs
 
     def _compare(
-        self, to: Interceptor, tried: Tried, parts: Any, given: Any, result: Any, error: Any
+        self, to: Interceptor, tried: Tried, parts: Parts, given: list[Any], ours: tuple[Any, Any]
     ) -> None:
+        """Run a call under Equinox, and compare the result and the error with `ours`."""
         spec, _, statics = parts
         tried.compared += 1
         tried.by_structure[spec] += 1
@@ -498,18 +521,18 @@ class Swap:
         def run(served: Any) -> tuple[Any, Any]:
             args, kwargs = combine(spec, iter(_copied(given, tried.donates)), iter(statics))
             with _Prints(True, drops=True):
-                start, *outcome, end = self._timed(served, args, kwargs, THEIRS)
-            if self.thread.has_compiled:
-                self._used -= end - start
-            return tuple(outcome)
+                try:
+                    return served(*args, **kwargs), None
+                except Exception as error:
+                    return None, error
 
         theirs = run(self._upstream(to))
-        found = _differences((result, error), theirs)
+        found = _differences(ours, theirs)
         if any(each.rounding is None for each in found):
             # Equinox once more, as if it had traced nothing so far: a new function each time.
             options, fun = to.ours._function.options, to.ours.__wrapped__
             anew = run(_upstream(eqx.Partial(lambda f, *a, **k: f(*a, **k), fun), options))
-            if not _differences((result, error), anew):
+            if not _differences(ours, anew):
                 tried.known = (
                     f"{found[0]}: Equinox returns what it traced for an equal static value"
                 )
@@ -520,23 +543,33 @@ class Swap:
         for each in found[:10]:
             tried.unequal.setdefault(each.path, each)
 
-    # --- What JAX compiles outside of jitted functions ----------------------------------------
+    # --- What JAX compiles --------------------------------------------------------------------
 
     def _observe(
-        self, name: str, phase: str, seconds: float, _: bool, trace: TraceRecord | None
+        self, name: str, phase: str, seconds: float, _: bool, record: TraceRecord | None
     ) -> None:
-        if self.thread.is_inside:
-            self.thread.has_compiled = True
-            if trace is not None and phase == TRACING:
-                self.thread.traces += (Trace(trace),)
-        elif threading.get_ident() == self.main:
-            line = innermost_line(sys._getframe(1))
-            moved = self.sampler.compiled(time.perf_counter() - seconds, line)
-            if line is not None and (name, phase, line) not in self._seen:
-                self._seen.add((name, phase, line))
-                self.sampler.drop(line, moved)
-                self.startup += moved
-                self._free_before += moved
+        """Note that JAX has traced, lowered or compiled something."""
+        thread = self.thread
+        if thread.is_inside:
+            thread.has_compiled = True
+            if record is not None and phase == TRACING:
+                thread.traces += (Trace(record),)
+        if not thread.is_main or self.sampler.is_held:
+            return
+        # Nested phases have ended before, and are part of these seconds.
+        now = time.perf_counter()
+        nested = sum([spent for end, spent in self._phases if end > now - seconds])
+        seconds -= nested
+        self._phases.append((now, seconds))
+        # Samples can't tell a call that compiles from others, so the seconds are moved from it.
+        _, line = place = self.sampler.place_of(sys._getframe(1))
+        key = name, phase, line if record is None else record.place
+        self.sampler.seconds[place] -= seconds
+        if key in self._seen:
+            self.sampler.seconds[COMPILING, line] += seconds
+        else:
+            self._seen.add(key)
+            self.startup += seconds
 
 
 def _set_interceptor(wrapper: Any, interceptor: Interceptor | None) -> None:

@@ -5,7 +5,7 @@ import os
 import pathlib
 import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,7 +13,17 @@ from .._deploy.install import install
 from .._html import block, page, paragraph, table
 from .._places import CallSite
 from .report import show
-from .sampler import CALLS, COMPILING, KINDS, MOVING, OPERATIONS, PYTHON, WAITING
+from .sampler import (
+    CALLS,
+    COMPILING,
+    KINDS,
+    MOVING,
+    NO_LINE,
+    OPERATIONS,
+    PYTHON,
+    WAITING,
+    Place,
+)
 from .swap import AWAITED, OURS, THEIRS, Swap, Tried
 
 # What is shown: lines of each kind, and the least share of a kind.
@@ -112,24 +122,34 @@ class Trial:
     @property
     def seconds_steady(self) -> float:
         """The rest of `seconds`."""
-        tried = self._swap.tried.values()
-        return self._measured + sum([t.n_elsewhere * _mean(t.periods[OURS]) for t in tried])
+        return sum(self._seconds_of_places().values())
 
     @property
     def seconds_steady_equinox(self) -> float:
         """How long the steady state takes under Equinox's `filter_jit`; NaN if not measured."""
-        seconds, is_measured = self.seconds_steady, False
-        for tried in self._swap.tried.values():
-            if tried.periods[THEIRS] and tried.periods[OURS]:
-                is_measured = True
-                more = _mean(tried.periods[THEIRS]) - _mean(tried.periods[OURS])
-                seconds += (tried.calls - len(tried.traces)) * more
-        return seconds if is_measured else float("nan")
+        gains = sorted(self._swap.gains)
+        # Without the quarters at both ends: something else may have run in these blocks.
+        n_outer = len(gains) // 4
+        inner = gains[n_outer : len(gains) - n_outer] or [float("nan")]
+        return self.seconds_steady + self._swap.n_calls * statistics.fmean(inner)
 
-    @property
-    def _measured(self) -> float:
+    def _seconds_of_places(self) -> dict[Place, float]:
+        """Return the seconds of the steady state for each kind of work and line."""
         swap = self._swap
-        return swap.free() + swap.calling + swap.compiling
+        sampler = swap.sampler
+        seconds = {place: max(0.0, spent) for place, spent in sampler.seconds.items()}
+        sampled = sum(seconds.values()) + sampler.seconds_left_out
+        total = max(0.0, swap.seconds - swap.startup)
+        if not sampled:
+            return {(PYTHON, NO_LINE): total}
+        # Calls that weren't served as usual aren't sampled, and what waits for their results isn't.
+        n_usual = swap.n_calls - swap.n_swapped
+        for_all_calls = swap.n_calls / n_usual if n_usual else 1.0
+        scale = total / sampled
+        return {
+            (kind, line): spent * scale * (for_all_calls if kind in (CALLS, WAITING) else 1.0)
+            for (kind, line), spent in seconds.items()
+        }
 
     @property
     def shares(self) -> dict[str, float]:
@@ -142,23 +162,12 @@ class Trial:
     @property
     def lines(self) -> list[TrialLine]:
         """What each line of the main thread took in the steady state, the largest share first."""
-        swap = self._swap
-        seconds = defaultdict[tuple[str, CallSite], float](float)
-        sampled = {place: s for place, s in swap.sampler.seconds.items() if s > 0}
-        sampled = sampled or {(PYTHON, CallSite("<unknown>", 0)): 1.0}
-        scale = max(0.0, swap.free()) / (sum(sampled.values()) or 1.0)
-        for place, spent in sampled.items():
-            seconds[place] += spent * scale
-        calls = swap.sampler.calls or Counter([CallSite("<unknown>", 0)])
-        for line, n in calls.items():
-            seconds[CALLS, line] += swap.calling * n / calls.total()
-        again = [trace for tried in swap.tried.values() for trace in tried.traces[1:]]
-        for line in [trace.call_site for trace in again] or [CallSite("<unknown>", 0)]:
-            seconds[COMPILING, line] += swap.compiling / max(1, len(again))
-        total = sum(seconds.values()) or 1.0
-        ordered = sorted(seconds.items(), key=lambda item: -item[1])
-        found = [TrialLine(s / total, kind, line) for (kind, line), s in ordered]
-        return found or [TrialLine(1.0, PYTHON, CallSite("<unknown>", 0))]
+        seconds = self._seconds_of_places()
+        total = sum(seconds.values())
+        if not total:
+            return [TrialLine(1.0, PYTHON, NO_LINE)]
+        ordered = sorted(seconds.items(), key=lambda item: item[1], reverse=True)
+        return [TrialLine(spent / total, kind, line) for (kind, line), spent in ordered if spent]
 
     @property
     def functions(self) -> list[TrialFunction]:
@@ -191,6 +200,8 @@ class Trial:
     def _title(self) -> str:
         title = f"{self._name}: {_time(self.seconds)}, of which {_time(self.seconds_steady)} after "
         title += "start-up."
+        if not self._swap.is_steady:
+            title += " No function under filter_jit was called again after its first call."
         theirs = self.seconds_steady_equinox
         if theirs == theirs:
             times = theirs / (self.seconds_steady or 1.0)
@@ -240,7 +251,7 @@ class Trial:
     def _threads(self) -> list[str]:
         """Return what each other thread did that did anything, and whether lines were sampled."""
         lines = list[str]()
-        if self._swap.sampler.is_ended:
+        if self._swap.sampler.timer.has_yielded:
             lines.append(
                 "Lines are sampled only until the program uses SIGALRM: the shares are of the time "
                 "before, and all is Python where there is none."
@@ -271,7 +282,7 @@ class Trial:
 
 def _row(tried: Tried) -> TrialFunction:
     medians = [
-        statistics.median(tried.times[mode] or tried.cold[mode] or [float("nan")])
+        statistics.median(tried.times[mode] or [float("nan")])
         for mode in (THEIRS, OURS, AWAITED)
     ]
     differences = [str(each) for each in tried.unequal.values()]
@@ -291,13 +302,6 @@ def _row(tried: Tried) -> TrialFunction:
         is_wrong=tried.is_wrong,
         rounding=rounding,
     )
-
-
-def _mean(seconds: Iterable[float]) -> float:
-    """Return the mean without the longest: the loop may do something else there now and then."""
-    kept = sorted(seconds)
-    kept = kept[: max(1, len(kept) * 97 // 100)]
-    return statistics.fmean(kept) if kept else 0.0
 
 
 def _time(seconds: float) -> str:
