@@ -70,11 +70,12 @@ class Sampler:
         # The clock: when it was stopped (None while it runs), and for how long all in all.
         self._stopped: float | None = None
         self._held = 0.0
-        self._last = 0.0
-        self._n_ticks = 0
+        # Ticks are due at whole intervals after this time. So many are accounted for.
+        self._begun = 0.0
+        self._n_due = 0
 
     def start(self) -> None:
-        self._last = self.clock(time.perf_counter())
+        self._begun = time.perf_counter()
         self.timer.start()
 
     def stop(self) -> None:
@@ -100,6 +101,8 @@ class Sampler:
         """Let the clock run again."""
         if self._stopped is not None:
             self._held += now - self._stopped
+            # Ticks that were due meanwhile don't count.
+            self._n_due += self._n_due_at(now) - self._n_due_at(self._stopped)
             self._stopped = None
 
     def clock(self, now: float) -> float:
@@ -117,19 +120,21 @@ class Sampler:
         if self.is_held:
             return
         self.hold(now)
-        # A call into C may have delayed this tick. What follows the last interval that has ended
-        # belongs to the next tick, just as what precedes the first belongs to this one.
-        n_intervals = int((self.clock(now) - self._last) / INTERVAL)
+        # A call into C delays ticks until it is over. It is charged with all that were due.
+        n_due = self._n_due_at(now)
+        n_ticks, self._n_due = n_due - self._n_due, n_due
         place = self.place_of(frame)
         if self.is_swapped and place[0] is WAITING:
-            self.seconds_left_out += n_intervals * INTERVAL
+            self.seconds_left_out += n_ticks * INTERVAL
         else:
-            self.seconds[place] += n_intervals * INTERVAL
-        self._last += n_intervals * INTERVAL
-        self._n_ticks += 1
-        if self._n_ticks % _ONE_IN == 0:
+            self.seconds[place] += n_ticks * INTERVAL
+        if n_due % _ONE_IN == 0:
             self._sample_others()
         self.release(time.perf_counter())
+
+    def _n_due_at(self, now: float) -> int:
+        """Return how many ticks were due before a time."""
+        return int((now - self._begun) / INTERVAL)
 
     def _sample_others(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}

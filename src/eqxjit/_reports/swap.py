@@ -54,7 +54,8 @@ _N_FIRST, _ONE_IN = 3, 50
 # before. A block has at least so many calls, and takes at least so long.
 _N_COLD, _N_CALLS, _BLOCK_SECONDS = 3, 6, 0.01
 
-# A pause takes this many times as long as what precedes it.
+# The first pause takes this many times as long as what precedes it. The more series there were, the
+# longer a pause takes.
 _PAUSE = 4
 
 # Arrays are random numbers for a function that reads one of these, so no two runs are equal.
@@ -478,7 +479,7 @@ class Swap:
             gain = self._means[THEIRS] - self._means[OURS]
             if gain == gain:
                 self.gains.append(gain)
-        self.paused_until = now + _PAUSE * (now - self._series_begun)
+        self.paused_until = now + (_PAUSE + len(self.gains)) * (now - self._series_begun)
 
     # --- Comparison ---------------------------------------------------------------------------
 
