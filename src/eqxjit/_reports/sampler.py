@@ -51,9 +51,10 @@ class Sampler:
     """Samples the main thread from `start` to `stop`, by a clock that the trial can stop.
 
     - `seconds`: the seconds that were spent in each place.
-    - `is_swapped`: whether calls aren't served as usual now. Then their results are there when they
-        return, so what waits for results doesn't count.
-    - `seconds_left_out`: the seconds that don't count for this reason.
+    - `waiting_elsewhere`: what waits for results while calls aren't served as usual takes less,
+        because calls return when their results are there. It is kept apart: its seconds, by who
+        serves the calls.
+    - `served_by`: who serves calls now, if they aren't served as usual; else empty.
     - `others`: how often each other thread was found in each place, by the thread's name.
     - `timer`: the timer that interrupts the main thread.
     """
@@ -62,8 +63,8 @@ class Sampler:
         """`entrance` is the code through which all jitted calls go."""
         self.seconds: defaultdict[Place, float] = defaultdict(float)
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
-        self.is_swapped = False
-        self.seconds_left_out = 0.0
+        self.waiting_elsewhere: defaultdict[str, float] = defaultdict(float)
+        self.served_by = ""
         self.timer = Timer(self._tick)
         self._entrance = entrance
         self._main = threading.get_ident()
@@ -84,7 +85,7 @@ class Sampler:
     def forget(self) -> None:
         """Forget all samples of the main thread."""
         self.seconds.clear()
-        self.seconds_left_out = 0.0
+        self.waiting_elsewhere.clear()
 
     # --- The clock ----------------------------------------------------------------------------
 
@@ -124,8 +125,8 @@ class Sampler:
         n_due = self._n_due_at(now)
         n_ticks, self._n_due = n_due - self._n_due, n_due
         place = self.place_of(frame)
-        if self.is_swapped and place[0] is WAITING:
-            self.seconds_left_out += n_ticks * INTERVAL
+        if self.served_by and place[0] is WAITING:
+            self.waiting_elsewhere[self.served_by] += n_ticks * INTERVAL
         else:
             self.seconds[place] += n_ticks * INTERVAL
         if n_due % _ONE_IN == 0:

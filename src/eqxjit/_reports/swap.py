@@ -131,24 +131,11 @@ class Block:
     - `mode`: who serves them.
     - `begun`: when the block began, in seconds.
     - `n_calls`: how many calls it has had.
-    - `timed_from`: when the last cold call had its results.
-    - `own`: the seconds that the trial itself took since then.
-    - `is_spoiled`: whether something was compiled meanwhile, so that the block isn't counted.
     """
 
     mode: str
     begun: float
     n_calls: int = 0
-    timed_from: float = 0.0
-    own: float = 0.0
-    is_spoiled: bool = False
-
-    @property
-    def is_warm(self) -> bool:
-        return self.n_calls > _N_COLD
-
-    def ends_with(self, n_calls: int, now: float) -> bool:
-        return n_calls >= _N_CALLS and now - self.begun >= _BLOCK_SECONDS
 
 
 class _Thread(threading.local):
@@ -194,7 +181,7 @@ class Interceptor:
             if tried is None or tried.n_due > 0 or now >= swap.paused_until:
                 return swap.call(self, args, kwargs, now)
             tried.calls += 1
-            swap.n_calls += thread.is_main
+            swap.n_served[OURS] += thread.is_main
             result = self.ours(*args, **kwargs)
             if thread.traces:
                 swap.compare_afterwards(self, args, kwargs, result)
@@ -213,10 +200,7 @@ class Swap:
     - `sampler`: samples where the main thread spends its time.
     - `is_steady`: whether there was a call without a trace; start-up ends with the first of them.
     - `startup`: the seconds of the main thread until then, and of first calls later.
-    - `gains`: how much longer a call and what follows it take under Equinox, in seconds, for each
-        series of blocks.
-    - `n_calls`, `n_swapped`: how many calls the main thread has made since start-up, and how many
-        of them weren't served as usual.
+    - `n_served`: how many calls of the main thread each has served since start-up.
     - `paused_until`: the time until which calls are neither compared nor timed.
     """
 
@@ -228,16 +212,14 @@ class Swap:
         self.sampler = Sampler(Interceptor.__call__.__code__)
         self.is_steady = False
         self.startup = 0.0
-        self.gains = list[float]()
-        self.n_calls = self.n_swapped = 0
+        self.n_served = Counter[str]()
         self.paused_until = 0.0
         self._begun = self._ended = 0.0
-        # The series of blocks: when it began, the block now, the modes to come, and the mean
-        # seconds of a call in those that have ended.
+        # The series of blocks: when it began, the block now, and the modes of those to come.
         self._series_begun = 0.0
         self._block: Block | None = None
         self._modes = list[str]()
-        self._means = dict[str, float]()
+        self._n_series = 0
         # What JAX has traced, lowered or compiled, and when: `_observe` explains.
         self._seen = set[Any]()
         self._phases = deque[tuple[float, float]](maxlen=1_000)
@@ -309,24 +291,22 @@ class Swap:
         try:
             tried = to.tried = self._tried(to.ours)
             tried.calls += 1
-            block = self._next_block(tried, begun) if thread.is_main else None
+            block = self._next_block(begun) if thread.is_main else None
             mode, parts, is_compared = self._choose(tried, block, args, kwargs)
             # The call may donate them.
             given = _copied(parts[1], tried.donates) if parts and is_compared else []
             served = self._upstream(to) if mode is THEIRS else to.ours
-            is_awaited = mode is AWAITED or (block is not None and self._is_bound(block, begun))
             thread.has_compiled, thread.traces = False, ()
             prints = _Prints(is_compared)
             if thread.is_main:
-                self.n_calls += self.is_steady
-                self.n_swapped += mode is not OURS
+                self.n_served[mode] += 1
                 if mode is OURS:
                     sampler.release(time.perf_counter())
             with prints:
                 start = time.perf_counter()
                 try:
                     result = served(*args, **kwargs)
-                    if is_awaited:
+                    if mode is AWAITED:
                         jax.block_until_ready(result)
                 except Exception as raised:
                     error = raised
@@ -344,7 +324,7 @@ class Swap:
         finally:
             thread.traces = ()
             if thread.is_main:
-                self._end_call(begun, start, end)
+                self._end_call(begun)
         try:
             if error is not None:
                 raise error
@@ -397,13 +377,12 @@ class Swap:
                 tried.traces.append(thread.traces[-1])
             if any(trace.program and trace.program.calls_python for trace in thread.traces):
                 tried.effects = tried.effects or "it calls Python"
-            if block is not None:
-                block.is_spoiled = True
         elif thread.is_main and not self.is_steady:
-            self.is_steady, self.n_calls = True, 1
+            self.is_steady = True
+            self.n_served = Counter([mode])
             self.startup = self.sampler.clock(end) - (end - start) - self._begun
             self.sampler.forget()
-        elif block is not None and block.is_warm and mode is block.mode:
+        elif block is not None and block.n_calls > _N_COLD and mode is block.mode:
             tried.times[mode].append(end - start)
 
     def _tried(self, ours: Any) -> Tried:
@@ -426,43 +405,29 @@ class Swap:
 
     # --- Blocks -------------------------------------------------------------------------------
 
-    def _next_block(self, tried: Tried, now: float) -> Block | None:
+    def _next_block(self, now: float) -> Block | None:
         """Return the block to which a call of the main thread belongs; None for no block."""
         block = self._block
         if block is None and self._modes:
             block = self._block = Block(self._modes.pop(), now)
-            self.sampler.is_swapped = block.mode is not OURS
+            self.sampler.served_by = "" if block.mode is OURS else block.mode
         if block is not None:
             block.n_calls += 1
         return block
 
-    def _is_bound(self, block: Block, now: float) -> bool:
-        """Return whether a call is the last of the cold calls, or the last of the block.
-
-        Both are awaited, so that the time between holds exactly what its calls compute.
-        """
-        return block.n_calls == _N_COLD or block.ends_with(block.n_calls, now)
-
-    def _end_call(self, begun: float, start: float, end: float) -> None:
-        """Finish what the trial does in a call of the main thread."""
-        block = self._block
-        now = time.perf_counter()
+    def _end_call(self, begun: float) -> None:
+        """Begin or end a block or a series after a call of the main thread."""
+        block, now = self._block, time.perf_counter()
         if block is None:
-            if self.is_steady:
+            if self.is_steady and not self._modes:
                 self._begin_series(begun)
-        elif block.n_calls == _N_COLD:
-            block.timed_from, block.own = end, now - end
-        elif self._is_bound(block, begun):
-            n = block.n_calls - _N_COLD
-            self._means[block.mode] = (end - block.timed_from - block.own - (start - begun)) / n
-            if block.is_spoiled:
-                self._means[block.mode] = float("nan")
+        elif block.n_calls >= _N_CALLS and now - block.begun >= _BLOCK_SECONDS:
             self._block = None
-            self.sampler.is_swapped = False
+            self.sampler.served_by = ""
             if not self._modes:
-                self._end_series(now)
-        else:
-            block.own += now - begun - (end - start)
+                self._n_series += 1
+                pause = (_PAUSE + self._n_series) * (now - self._series_begun)
+                self.paused_until = now + pause
         self.sampler.release(time.perf_counter())
 
     def _begin_series(self, now: float) -> None:
@@ -470,16 +435,8 @@ class Swap:
         modes = [OURS, AWAITED, THEIRS] if can_swap else [OURS, AWAITED]
         # In any order, so that what comes first isn't favored.
         self._modes = random.sample(modes, len(modes))
-        self._means.clear()
         self._series_begun = now
         self.paused_until = 0.0
-
-    def _end_series(self, now: float) -> None:
-        if THEIRS in self._means:
-            gain = self._means[THEIRS] - self._means[OURS]
-            if gain == gain:
-                self.gains.append(gain)
-        self.paused_until = now + (_PAUSE + len(self.gains)) * (now - self._series_begun)
 
     # --- Comparison ---------------------------------------------------------------------------
 

@@ -127,24 +127,36 @@ class Trial:
     @property
     def seconds_steady_equinox(self) -> float:
         """How long the steady state takes under Equinox's `filter_jit`; NaN if not measured."""
-        gains = sorted(self._swap.gains)
-        # Without the quarters at both ends: something else may have run in these blocks.
-        n_outer = len(gains) // 4
-        inner = gains[n_outer : len(gains) - n_outer] or [float("nan")]
-        return self.seconds_steady + self._swap.n_calls * statistics.fmean(inner)
+        swap = self._swap
+        rows = self.functions
+        if not swap.n_served[THEIRS] or not any(row.seconds_equinox > 0 for row in rows):
+            return float("nan")
+        spent = self._seconds_of_places()
+        rest = sum(s for (kind, _), s in spent.items() if kind not in (CALLS, WAITING))
+        # The mean call, weighted by how often each function is called. A function that Equinox
+        # didn't serve takes as long as it does.
+        seconds = n_calls = 0.0
+        for tried in swap.tried.values():
+            times = tried.times[THEIRS] or tried.times[OURS]
+            if times:
+                seconds += tried.calls * _trimmed_mean(times)
+                n_calls += tried.calls
+        waiting = swap.sampler.waiting_elsewhere[THEIRS] / swap.n_served[THEIRS]
+        return rest + swap.n_served.total() * (seconds / n_calls + waiting)
 
     def _seconds_of_places(self) -> dict[Place, float]:
         """Return the seconds of the steady state for each kind of work and line."""
         swap = self._swap
         sampler = swap.sampler
         seconds = {place: max(0.0, spent) for place, spent in sampler.seconds.items()}
-        sampled = sum(seconds.values()) + sampler.seconds_left_out
+        sampled = sum(seconds.values()) + sum(sampler.waiting_elsewhere.values())
         total = max(0.0, swap.seconds - swap.startup)
         if not sampled:
             return {(PYTHON, NO_LINE): total}
-        # Calls that weren't served as usual aren't sampled, and what waits for their results isn't.
-        n_usual = swap.n_calls - swap.n_swapped
-        for_all_calls = swap.n_calls / n_usual if n_usual else 1.0
+        # Neither calls that weren't served as usual, nor waiting for their results, are among these
+        # seconds.
+        n_usual = swap.n_served[OURS]
+        for_all_calls = swap.n_served.total() / n_usual if n_usual else 1.0
         scale = total / sampled
         return {
             (kind, line): spent * scale * (for_all_calls if kind in (CALLS, WAITING) else 1.0)
@@ -302,6 +314,13 @@ def _row(tried: Tried) -> TrialFunction:
         is_wrong=tried.is_wrong,
         rounding=rounding,
     )
+
+
+def _trimmed_mean(seconds: Iterable[float]) -> float:
+    """Return the mean without a tenth at each end: other programs may have used the CPU there."""
+    ordered = sorted(seconds)
+    n_outer = len(ordered) // 10
+    return statistics.fmean(ordered[n_outer : len(ordered) - n_outer])
 
 
 def _time(seconds: float) -> str:
