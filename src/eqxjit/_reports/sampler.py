@@ -80,6 +80,7 @@ class Sampler:
         self.timer.start()
 
     def stop(self) -> None:
+        self.hold(time.perf_counter())
         self.timer.stop()
 
     def forget(self) -> None:
@@ -106,9 +107,10 @@ class Sampler:
             self._n_due += self._n_due_at(now) - self._n_due_at(self._stopped)
             self._stopped = None
 
-    def clock(self, now: float) -> float:
-        """Return the time without the time for which the clock was held."""
-        return (now if self._stopped is None else self._stopped) - self._held
+    def clock(self) -> float:
+        """Return the seconds since the start, without those for which the clock was held."""
+        now = time.perf_counter() if self._stopped is None else self._stopped
+        return now - self._begun - self._held
 
     # --- Samples ------------------------------------------------------------------------------
 

@@ -33,14 +33,15 @@ class Timer:
     instead would come when the main thread lets other threads run, which favors some lines, and in
     Python 3.11 it may find a frame that is being freed.
 
-    - `is_on`: whether the timer runs. It can't in a thread other than the main thread, and on
-        systems without interval timers.
+    - `is_on`: whether the timer runs now.
+    - `has_run`: whether it has run. It can't in a thread other than the main thread, and on systems
+        without interval timers.
     - `has_yielded`: whether it was stopped because the program uses alarms itself.
     """
 
     def __init__(self, tick: Callable[[types.FrameType | None], None]) -> None:
         self._tick = tick
-        self.is_on = self.has_yielded = False
+        self.is_on = self.has_run = self.has_yielded = False
         # The alarm that the program has set before: its handler, when it comes, and how often.
         self._handler: Any = signal.SIG_DFL
         self._alarm = math.inf
@@ -50,7 +51,7 @@ class Timer:
         is_main = threading.current_thread() is threading.main_thread()
         if not (is_main and _USES_OF_ALARMS):
             return
-        self.is_on = True
+        self.is_on = self.has_run = True
         for name, first in _USES_OF_ALARMS.items():
             self._hide_in(name, first)
         self._handler = _signal["signal"](signal.SIGALRM, self._on_alarm)

@@ -1,4 +1,4 @@
-"""`trial`: whether a program's results are those of Equinox, what it gains, where time goes."""
+"""`trial`: whether a program gives Equinox's results, what it gains, and where its time goes."""
 
 import contextlib
 import os
@@ -24,10 +24,11 @@ from .sampler import (
     WAITING,
     Place,
 )
-from .swap import AWAITED, OURS, THEIRS, Swap, Tried
+from .swap import Swap
+from .tried import AWAITED, OURS, THEIRS, Tried
 
-# What is shown: lines of each kind, and the least share of a kind.
-_MAX_LINES = 3
+# At most this many lines are shown for each kind of work, and no kind below this share.
+_MAX_LINES, _MIN_SHARE = 3, 0.005
 
 _HELPS = {
     OPERATIONS: "call them in a jitted function",
@@ -44,17 +45,19 @@ _NAMES = {
 class TrialFunction(NamedTuple):
     """What a trial found out about one function.
 
-    - `function`: its name.
-    - `site`: where it is defined, as `train.py:6`; `None` without a Python function.
-    - `calls`: how often it was called outside of any other jitted function.
-    - `seconds_equinox`, `seconds_eqxjit`: how long a warm call takes until it returns, the median;
-        NaN if it wasn't measured. Equinox's calls return when their results are there.
-    - `seconds_ready`: how long one takes under eqxjit until its results are there.
+    - `function`: the function's name.
+    - `site`: where the function is defined, as `train.py:6`; `None` without a Python function.
+    - `calls`: how often the function was called, calls by other jitted functions left out.
+    - `seconds_equinox`: the median time of a warm call under Equinox, in seconds, until the call
+        returns. Equinox waits for the results. NaN if no call was timed.
+    - `seconds_eqxjit`: the same under eqxjit, which may return before the results are there.
+    - `seconds_ready`: the median time of a warm call under eqxjit until its results are there.
     - `compared`: how many calls were compared.
-    - `differences`: a text for each difference, with the path in the output.
-    - `effects`: why not more calls were compared; empty without a reason.
+    - `differences`: one string per difference, with the path in the output; empty without one.
+    - `effects`: why at most one call was compared; empty without a reason.
     - `is_wrong`: whether results differ by more than rounding, and not as documented.
-    - `rounding`: the largest difference within rounding, as a part of an array's largest number.
+    - `rounding`: the largest difference within rounding, relative to the largest number of its
+        array; 0 without one.
     """
 
     function: str
@@ -72,23 +75,26 @@ class TrialFunction(NamedTuple):
     @property
     def verdict(self) -> str:
         """The outcome of the comparison in a few words."""
+        if self.effects and (not self.compared or self.effects in self.differences):
+            return f"not compared: {self.effects}"
         if not self.compared:
-            return f"not compared: {self.effects}" if self.effects else "not compared"
-        n = f"{self.compared:,} call{'s' * (self.compared > 1)} compared: "
+            return "not compared"
+        calls = "1 call" if self.compared == 1 else f"{self.compared:,} calls"
         if self.is_wrong:
-            n += "DIFFERENT"
-        elif self.rounding:
-            n += f"equal to {self.rounding:.0e}"
+            found = "DIFFERENT"
+        elif self.differences:
+            found = f"equal to {self.rounding:.0e}" if self.rounding else "a known difference"
         else:
-            n += "a known difference" if self.differences else "equal, bit for bit"
-        return n + (f" (once, because {self.effects})" if self.effects else "")
+            found = "equal, bit for bit"
+        why = f"; no more, because {self.effects}" if self.effects else ""
+        return f"{calls} compared: {found}{why}"
 
 
 class TrialLine(NamedTuple):
-    """What one line of the user's took.
+    """The time that one line of the user's took for one kind of work.
 
-    - `share`: its part of the steady state, from 0 to 1.
-    - `kind`: a name of `Trial.shares`.
+    - `share`: the part of the steady state, from 0 to 1.
+    - `kind`: the kind of work, a key of `Trial.shares`.
     - `line`: the line.
     """
 
@@ -98,7 +104,7 @@ class TrialLine(NamedTuple):
 
 
 class Trial:
-    """The findings of a trial, complete when it has ended; made by `eqxjit.trial`.
+    """The findings of a trial, complete when the trial has ended. `eqxjit.trial` creates one.
 
     `str(trial)` is what it prints, which a notebook shows as HTML.
     """
@@ -111,55 +117,56 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """How long the program takes under eqxjit, without what the trial adds."""
+        """The time that the program takes under eqxjit, in seconds, without the trial's own."""
         return self.seconds_startup + self.seconds_steady
 
     @property
     def seconds_startup(self) -> float:
-        """The part of `seconds` before the first warm call, and for first calls after it."""
+        """The part of `seconds` before the first warm call, and what is compiled first after it."""
         return self._swap.startup
 
     @property
     def seconds_steady(self) -> float:
-        """The rest of `seconds`."""
+        """The rest of `seconds`, the steady state."""
         return sum(self._seconds_of_places().values())
 
     @property
     def seconds_steady_equinox(self) -> float:
-        """How long the steady state takes under Equinox's `filter_jit`; NaN if not measured."""
+        """The time of the steady state under Equinox's `filter_jit`; NaN if it wasn't measured."""
         swap = self._swap
-        rows = self.functions
-        if not swap.n_served[THEIRS] or not any(row.seconds_equinox > 0 for row in rows):
-            return float("nan")
-        spent = self._seconds_of_places()
-        rest = sum(s for (kind, _), s in spent.items() if kind not in (CALLS, WAITING))
-        # The mean call, weighted by how often each function is called. A function that Equinox
-        # didn't serve takes as long as it does.
         seconds = n_calls = 0.0
         for tried in swap.tried.values():
+            # A function that can't be served by Equinox counts with its time under eqxjit.
             times = tried.times[THEIRS] or tried.times[OURS]
             if times:
                 seconds += tried.calls * _trimmed_mean(times)
                 n_calls += tried.calls
-        waiting = swap.sampler.waiting_elsewhere[THEIRS] / swap.n_served[THEIRS]
-        return rest + swap.n_served.total() * (seconds / n_calls + waiting)
+        n_theirs = swap.n_served[THEIRS]
+        if not (n_theirs and n_calls):
+            return float("nan")
+        # What the program does between its calls stays, but for waiting: a call under Equinox
+        # returns when its results are there. Reading them takes some time all the same.
+        places = self._seconds_of_places().items()
+        between = sum([spent for (kind, _), spent in places if kind not in (CALLS, WAITING)])
+        reading = swap.sampler.waiting_elsewhere[THEIRS] / n_theirs
+        return between + swap.n_served.total() * (seconds / n_calls + reading)
 
     def _seconds_of_places(self) -> dict[Place, float]:
-        """Return the seconds of the steady state for each kind of work and line."""
+        """Return the seconds of the steady state for each kind of work and each line."""
         swap = self._swap
         sampler = swap.sampler
         seconds = {place: max(0.0, spent) for place, spent in sampler.seconds.items()}
         sampled = sum(seconds.values()) + sum(sampler.waiting_elsewhere.values())
-        total = max(0.0, swap.seconds - swap.startup)
+        total = max(0.0, sampler.clock() - swap.startup)
         if not sampled:
             return {(PYTHON, NO_LINE): total}
-        # Neither calls that weren't served as usual, nor waiting for their results, are among these
-        # seconds.
+        # The samples leave out calls that weren't served as usual, and waiting for their results.
+        # All calls of the program are counted as if they were served as usual.
         n_usual = swap.n_served[OURS]
-        for_all_calls = swap.n_served.total() / n_usual if n_usual else 1.0
+        all_calls = swap.n_served.total() / n_usual if n_usual else 1.0
         scale = total / sampled
         return {
-            (kind, line): spent * scale * (for_all_calls if kind in (CALLS, WAITING) else 1.0)
+            (kind, line): spent * scale * (all_calls if kind in (CALLS, WAITING) else 1.0)
             for (kind, line), spent in seconds.items()
         }
 
@@ -183,7 +190,7 @@ class Trial:
 
     @property
     def functions(self) -> list[TrialFunction]:
-        """What was found out about each function, the most called first."""
+        """The findings on each function, the most called first."""
         rows = [_row(tried) for tried in self._swap.tried.values()]
         return sorted(rows, key=lambda row: row.calls, reverse=True)
 
@@ -210,14 +217,15 @@ class Trial:
         pathlib.Path(path).write_text(page("A trial of eqxjit", self._repr_html_()), "utf-8")
 
     def _title(self) -> str:
+        if not self._swap.is_steady:
+            why = "no function under filter_jit was called again after its first call"
+            return f"{self._name}: {_time(self.seconds)}; {why}."
         title = f"{self._name}: {_time(self.seconds)}, of which {_time(self.seconds_steady)} after "
         title += "start-up."
-        if not self._swap.is_steady:
-            title += " No function under filter_jit was called again after its first call."
         theirs = self.seconds_steady_equinox
-        if theirs == theirs:
-            times = theirs / (self.seconds_steady or 1.0)
-            title += f" Under Equinox's filter_jit {_time(theirs)}, {times:.2g} times as long."
+        if theirs == theirs and self.seconds_steady:
+            times = theirs / self.seconds_steady
+            title += f" Under Equinox's filter_jit {_time(theirs)}, {times:.2f} times as long."
         return title
 
     def _cells(self) -> list[list[str]]:
@@ -239,12 +247,11 @@ class Trial:
             by_kind[each.kind].append(each)
         rows = list[tuple[str, str, str]]()
         for kind, share in sorted(self.shares.items(), key=lambda item: -item[1]):
-            if share < 0.005:
+            if share < _MIN_SHARE:
                 continue
             lines = [each for each in by_kind[kind] if each.share >= share / 10][:_MAX_LINES]
-            text = ", ".join(
-                [f"{each.line} ({each.share:.0%})" for each in lines if each.line.line]
-            )
+            shown = [each for each in lines if each.line is not NO_LINE]
+            text = ", ".join([f"{each.line} ({each.share:.0%})" for each in shown])
             text += f": {_HELPS[kind]}" if kind in _HELPS else ""
             if kind is COMPILING:
                 text += "".join([f"\n{line}" for line in self._why_traced()])
@@ -260,17 +267,23 @@ class Trial:
                 lines.append(f"{tried.name}: {len(tried.traces)} traces; {reason}")
         return lines
 
-    def _threads(self) -> list[str]:
-        """Return what each other thread did that did anything, and whether lines were sampled."""
+    def _notes(self) -> list[str]:
+        """Return why lines weren't sampled, if so, and what each other thread did most."""
         lines = list[str]()
-        if self._swap.sampler.timer.has_yielded:
+        sampler = self._swap.sampler
+        if sampler.timer.has_yielded:
             lines.append(
-                "Lines are sampled only until the program uses SIGALRM: the shares are of the time "
-                "before, and all is Python where there is none."
+                "Lines were sampled until the program used SIGALRM: the shares are those of the "
+                "time before."
             )
-        for name, samples in self._swap.sampler.others.items():
+        elif not sampler.timer.has_run:
+            lines.append(
+                "Lines weren't sampled: this needs the main thread, and a system with interval "
+                "timers."
+            )
+        for name, samples in sampler.others.items():
             [((kind, line), n)] = samples.most_common(1)
-            if line.line:
+            if line is not NO_LINE:
                 share = n / samples.total()
                 lines.append(f"Thread {name}: {share:.0%} {_NAMES.get(kind, kind)}, {line}")
         return lines
@@ -280,7 +293,7 @@ class Trial:
         if self._swap.tried:
             lines += [*_aligned(self._cells(), 4), *self._differences(), ""]
         lines.append(f"Where the {_time(self.seconds_steady)} went")
-        return "\n".join([*lines, *_aligned(self._spent(), 1), *self._threads()])
+        return "\n".join([*lines, *_aligned(self._spent(), 1), *self._notes()])
 
     def _repr_html_(self) -> str:
         headings, *rows = self._cells()
@@ -288,18 +301,18 @@ class Trial:
             *map(paragraph, (self._title(), *self._differences())),
             table(headings, rows) if rows else "",
             table(("share", "of the time after start-up", "line"), self._spent()),
-            *map(paragraph, self._threads()),
+            *map(paragraph, self._notes()),
         )
 
 
 def _row(tried: Tried) -> TrialFunction:
     medians = [
-        statistics.median(tried.times[mode] or [float("nan")])
-        for mode in (THEIRS, OURS, AWAITED)
+        statistics.median(tried.times[mode] or [float("nan")]) for mode in (THEIRS, OURS, AWAITED)
     ]
     differences = [str(each) for each in tried.unequal.values()]
-    if tried.known and tried.known != tried.effects:
-        differences.append(f"known difference: {tried.known}")
+    if tried.known:
+        is_effect = tried.known == tried.effects
+        differences.append(tried.known if is_effect else f"known difference: {tried.known}")
     rounding = max([each.rounding or 0.0 for each in tried.unequal.values()], default=0.0)
     return TrialFunction(
         function=tried.name,
@@ -317,9 +330,9 @@ def _row(tried: Tried) -> TrialFunction:
 
 
 def _trimmed_mean(seconds: Iterable[float]) -> float:
-    """Return the mean without a tenth at each end: other programs may have used the CPU there."""
+    """Return the mean without a fifth at each end, where other programs may have used the CPU."""
     ordered = sorted(seconds)
-    n_outer = len(ordered) // 10
+    n_outer = len(ordered) // 5
     return statistics.fmean(ordered[n_outer : len(ordered) - n_outer])
 
 
