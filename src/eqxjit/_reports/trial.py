@@ -133,23 +133,31 @@ class Trial:
     @property
     def seconds_steady_equinox(self) -> float:
         """The time of the steady state under Equinox's `filter_jit`; NaN if it wasn't measured."""
-        swap = self._swap
+        sampler, n_served = self._swap.sampler, self._swap.n_served
+        if not n_served[THEIRS]:
+            return float("nan")
+        ours, awaited, theirs = (self._mean_call(mode) for mode in (OURS, AWAITED, THEIRS))
+        # How long the program is held up by a call, in the call or when it reads the results. Under
+        # Equinox a call returns when its results are there, and only reading them remains.
+        n_elsewhere = n_served[AWAITED] + n_served[THEIRS]
+        reading = sum(sampler.waiting_elsewhere.values()) / n_elsewhere
+        shares = self.shares
+        held_up = (shares[CALLS] + shares[WAITING]) * self.seconds_steady / n_served.total()
+        # Not more than a call whose results are awaited, and not less than one that isn't: what is
+        # beyond is not due to calls but to the load of the machine in other moments.
+        held_up = min(max(held_up - reading, ours), max(ours, awaited))
+        return self.seconds_steady + n_served.total() * (theirs - held_up)
+
+    def _mean_call(self, mode: str) -> float:
+        """Return the mean seconds of the program's calls if all are served in one way."""
         seconds = n_calls = 0.0
-        for tried in swap.tried.values():
+        for tried in self._swap.tried.values():
             # A function that can't be served by Equinox counts with its time under eqxjit.
-            times = tried.times[THEIRS] or tried.times[OURS]
+            times = tried.times[mode] or tried.times[OURS]
             if times:
                 seconds += tried.calls * _trimmed_mean(times)
                 n_calls += tried.calls
-        n_theirs = swap.n_served[THEIRS]
-        if not (n_theirs and n_calls):
-            return float("nan")
-        # What the program does between its calls stays, but for waiting: a call under Equinox
-        # returns when its results are there. Reading them takes some time all the same.
-        places = self._seconds_of_places().items()
-        between = sum([spent for (kind, _), spent in places if kind not in (CALLS, WAITING)])
-        reading = swap.sampler.waiting_elsewhere[THEIRS] / n_theirs
-        return between + swap.n_served.total() * (seconds / n_calls + reading)
+        return seconds / n_calls if n_calls else float("nan")
 
     def _seconds_of_places(self) -> dict[Place, float]:
         """Return the seconds of the steady state for each kind of work and each line."""
