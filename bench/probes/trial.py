@@ -1,89 +1,88 @@
 """`python -m bench.probes.trial`: how far the figures of a trial are from the truth.
 
-Runs scripts whose shares are known, because each part of their loop goes on until its time is over,
-alone and under `--trial`; and a script under Equinox, under eqxjit and under `--trial`.
+Each program's loop does a random number of things of each kind, and measures them itself. It runs
+in turn under Equinox, under eqxjit, and under `--trial`. The shares that the trial prints are
+compared with what the program has measured under eqxjit, and in the trial's own run; the speed-up
+is compared with the ratio of the two loops. What the program measures differs from run to run, too:
+on a busy machine by as much.
 """
 
 import argparse
 import json
+import random
 import re
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
-_SHARES = """
+_PROGRAM = """
 import json, sys, time
-import equinox as eqx, jax, jax.numpy as jnp
+import equinox as eqx, jax, jax.numpy as jnp, numpy as np
 
-milliseconds, n = json.loads(sys.argv[1]), int(sys.argv[2])
+n_of = json.loads(sys.argv[1])
+model = eqx.nn.MLP(4, 2, 16, 2, key=jax.random.key(0))
+key, x, big = jax.random.key(1), jnp.ones((8, 4)), jnp.ones((n_of["size"], n_of["size"]))
+data = np.ones((64, 32), np.float32)
 
 @eqx.filter_jit
 def call(model, x):
     return jax.vmap(model)(x)
 
 @eqx.filter_jit
-def slow(x, times):
-    return jax.lax.fori_loop(0, times, lambda i, x: x @ x / 300, x).sum()
+def compute(x):
+    for _ in range(4):
+        x = x @ x / x.shape[0]
+    return x.sum()
 
-model, x = eqx.nn.MLP(4, 2, 8, 20, key=jax.random.key(0)), jnp.ones((8, 4))
-big = jnp.ones((300, 300))
+class Timed:
+    def __init__(self, kind):
+        self.kind = kind
 
-def until(kind, do):
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < milliseconds[kind] / 1e3:
-        do()
+    def __enter__(self):
+        self.begun = time.perf_counter()
 
-def eager():
-    jnp.sin(x)
-    x + x
-    jax.random.split(key)
+    def __exit__(self, *_):
+        seconds[self.kind] += time.perf_counter() - self.begun
 
-def python():
-    sum([i * i for i in range(100)])
-
-def calls():
-    call(model, x)
-
-def move():
-    jax.device_put(numbers)
-
-key = jax.random.key(0)
-numbers = __import__("numpy").ones(1000, "float32")
-eager(); move(); calls(); float(slow(big, jnp.int32(1)))
-begun, times = time.perf_counter(), jnp.int32(20)
-for _ in range(5):
-    float(slow(big, times))
-seconds = (time.perf_counter() - begun) / 5
-times = jnp.int32(max(1, 20 * milliseconds["waiting"] / 1e3 / seconds))
-spent = dict.fromkeys(milliseconds, 0.0)
-
-def loop():
+def loop(n):
     for _ in range(n):
-        start = time.perf_counter()
-        result = slow(big, times)
-        spent["jitted calls"] += time.perf_counter() - start
-        start = time.perf_counter()
-        WAIT
-        spent["waiting"] += time.perf_counter() - start
-        for kind, do in zip(("operations outside jit", "Python", "jitted calls", "moving data"),
-                            (eager, python, calls, move)):
-            start = time.perf_counter()
-            until(kind, do)
-            spent[kind] += time.perf_counter() - start
+        with Timed("jitted calls"):
+            for _ in range(n_of["calls"]):
+                call(model, x)
+            if n_of["waits"]:
+                result = compute(big)
+        if n_of["waits"]:
+            with Timed("waiting"):
+                WAIT
+        with Timed("operations outside jit"):
+            for _ in range(n_of["operations"]):
+                jnp.sin(x) * 2 + x
+                jax.random.split(key)
+        with Timed("Python"):
+            found = {}
+            for i in range(n_of["python"]):
+                found[i % 17] = str(i) + "x"
+        with Timed("moving data"):
+            for _ in range(n_of["moves"]):
+                jnp.asarray(data)
 
-loop()
-print(json.dumps({kind: part / sum(spent.values()) for kind, part in spent.items()}))
+for n in (3, n_of["loops"]):
+    seconds = dict.fromkeys(
+        ["jitted calls", "operations outside jit", "waiting", "moving data", "Python"], 0.0
+    )
+    loop(n)
+print(json.dumps(seconds))
 """
 
-_KINDS = "operations outside jit", "waiting", "Python", "jitted calls", "moving data"
-_CASES = [
-    ((3, 3, 2, 2, 0), "float(result)"),
-    ((6, 1, 0.5, 2.5, 0), "jax.block_until_ready(result)"),
-    ((0.5, 6, 2, 1.5, 0), "result.block_until_ready()"),
-    ((1, 2, 6, 1, 0), "result.item()"),
-    ((1, 2, 1, 6, 0), "np.asarray(result)"),
-    ((2, 0.5, 2, 2, 3.5), "f'{result}'"),
-]
+_WAITS = (
+    "float(result)",
+    "result.item()",
+    "np.asarray(result)",
+    "result.block_until_ready()",
+    "jax.block_until_ready(result)",
+    "f'{result}'",
+)
 _NAMES = {
     "operations of JAX outside of any jit": "operations outside jit",
     "calls of jitted functions": "jitted calls",
@@ -91,40 +90,74 @@ _NAMES = {
 }
 
 
-def _run(script: str, *arguments: str) -> str:
+class _Run(NamedTuple):
+    """What a run printed, and the seconds of each kind that its program has measured."""
+
+    output: str
+    seconds: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return {kind: spent / self.total for kind, spent in self.seconds.items()}
+
+
+def _random_program(seed: int) -> tuple[str, dict[str, int]]:
+    """Return how a program waits, and how often it does what in each turn of its loop."""
+    draw = random.Random(seed)
+    n_of = {
+        "waits": draw.choice((0, 1, 1)),
+        "size": draw.choice((100, 200, 300)),
+        "operations": draw.choice((0, 3, 10, 20)),
+        "python": draw.choice((0, 1000, 5000, 10_000)),
+        "moves": draw.choice((0, 0, 10, 50)),
+        "loops": draw.choice((1000, 2000)),
+    }
+    n_of["calls"] = draw.choice((0, 5, 20, 60) if n_of["waits"] else (5, 20, 60))
+    return draw.choice(_WAITS), n_of
+
+
+def _run(options: list[str], program: str, n_of: dict[str, int]) -> _Run:
+    command = [sys.executable, *options, program, json.dumps(n_of)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    measured = next(line for line in output.splitlines() if line.startswith("{"))
+    return _Run(output, json.loads(measured))
+
+
+def _try(seed: int) -> None:
+    """Print how far the figures of a trial of one program are from the truth."""
+    wait, n_of = _random_program(seed)
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
-        file.write(script)
+        file.write(_PROGRAM.replace("WAIT", wait))
         file.flush()
-        before = [each for each in arguments if each.startswith("-")]
-        after = [each for each in arguments if not each.startswith("-")]
-        command = [sys.executable, *(["-m", "eqxjit"] * bool(before)), *before, file.name, *after]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def _printed(output: str) -> dict[str | None, float]:
-    rows = re.findall(r"(?m)^ +(\d+)%  (\S.*?)  ", output)
-    return {_NAMES.get(kind, kind): int(share) / 100 for share, kind in rows}
-
-
-def shares(n: int, options: list[str]) -> None:
-    """Print each share, as it is and as the trial has it, and the largest error."""
-    for milliseconds, wait in _CASES:
-        script = _SHARES.replace("WAIT", wait).replace("import json,", "import numpy as np, json,")
-        arguments = json.dumps(dict(zip(_KINDS, milliseconds, strict=True))), str(n)
-        alone = json.loads(_run(script, "--explain", *arguments).splitlines()[-1])
-        output = _run(script, "--trial", *options, *arguments)
-        within = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
-        found = _printed(output)
-        errors = {kind: found.get(kind, 0.0) - share for kind, share in alone.items()}
-        print(f"{wait}: largest error {max(map(abs, errors.values())):.1%}")
-        for kind, share in alone.items():
-            line = f"  {kind:25} {share:6.1%} alone, {within[kind]:6.1%} in the trial's run"
-            print(f"{line}, printed {found.get(kind, 0.0):.0%}")
+        equinox, alone, trial = (
+            _run(options, file.name, n_of)
+            for options in ([], ["-m", "eqxjit"], ["-m", "eqxjit", "--trial"])
+        )
+    rows = re.findall(r"(?m)^ +(\d+)%  (\S.*?)  ", trial.output)
+    printed = {_NAMES.get(name, name): int(percent) / 100 for percent, name in rows}
+    faster = re.search(r"([\d.]+) times as long", trial.output)
+    errors = [
+        max(abs(printed.get(kind, 0.0) - share) for kind, share in run.shares.items())
+        for run in (alone, trial)
+    ]
+    print(f"\nprogram {seed}, {wait}: {n_of}")
+    print(f"  largest error {errors[0]:.1%} (of the trial's own run {errors[1]:.1%})")
+    for kind, share in alone.shares.items():
+        found = f"{share:6.1%} alone, {trial.shares[kind]:6.1%} in the trial's run"
+        print(f"    {kind:25} {found}, printed {printed.get(kind, 0.0):.0%}")
+    speed_up = f"printed {faster[1]}" if faster else "not printed"
+    print(f"  Equinox's loop takes {equinox.total / alone.total:.2f} times as long, {speed_up}")
+    print(f"  the loop takes {trial.total / alone.total:.2f} times as long in a trial", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--n", type=int, default=300)
-    parser.add_argument("--no-compare", action="store_true")
+    parser.add_argument("--first", type=int, default=0, help="the first program's number")
+    parser.add_argument("--n", type=int, default=6, help="how many programs are tried")
     chosen = parser.parse_args()
-    shares(chosen.n, ["--no-compare"] * chosen.no_compare)
+    for seed in range(chosen.first, chosen.first + chosen.n):
+        _try(seed)
