@@ -68,6 +68,11 @@ class Blocks:
             self._n_series += 1
             self.paused_until = now + self._n_series * (now - self._series_begun)
 
+    def abandon(self) -> None:
+        """End the series, because something else took time in its block."""
+        self.current = None
+        self._coming.clear()
+
     def begin_series(self, modes: Sequence[str], now: float) -> None:
         """Have a block for each mode begin with the next call, unless a series is under way."""
         if self.current is None and not self._coming:

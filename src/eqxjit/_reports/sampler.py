@@ -18,14 +18,15 @@ import jax
 from .._places import OUR_FILES, CallSite, is_jaxs, is_users
 from .timer import INTERVAL, Timer
 
-KINDS = CALLS, COMPILING, OPERATIONS, WAITING, MOVING, PYTHON = (
-    "jitted calls",
-    "tracing and compiling",
-    "operations outside jit",
-    "waiting",
-    "moving data",
-    "Python",
-)
+CALLS = "jitted calls"
+COMPILING = "tracing and compiling"
+OPERATIONS = "operations outside jit"
+WAITING = "waiting"
+MOVING = "moving data"
+PYTHON = "Python"
+
+#: The kinds of work.
+KINDS = CALLS, COMPILING, OPERATIONS, WAITING, MOVING, PYTHON
 
 # The functions and methods of JAX that wait or move data. All others are operations.
 _KIND_OF_NAME = {
@@ -159,7 +160,7 @@ def _place_of(
             # All frames further inside are part of the jitted call, which the line outside made.
             line, is_call = None, True
         elif line is None and is_users(code.co_filename):
-            line = CallSite(code.co_filename, frame.f_lineno or 0, code.co_qualname)
+            line = CallSite(code.co_filename, _line_number(frame), code.co_qualname)
         elif line is None and is_jaxs(code.co_filename):
             # In the end, the function of JAX that the line has called.
             of_jax = code.co_name
@@ -172,6 +173,15 @@ def _place_of(
     if innermost is None or innermost.f_code.co_filename.startswith(OUR_FILES):
         return PYTHON, line
     return _kind_of_call(innermost, may_read_locals), line
+
+
+def _line_number(frame: types.FrameType) -> int:
+    if frame.f_lineno is not None:
+        return frame.f_lineno
+    # The compiler gives no line to some instructions, such as the jump back at the end of a loop.
+    code = frame.f_code
+    before = [line for start, _, line in code.co_lines() if line and start <= frame.f_lasti]
+    return before[-1] if before else code.co_firstlineno
 
 
 # --- Calls without a frame ------------------------------------------------------------------------

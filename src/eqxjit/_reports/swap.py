@@ -180,6 +180,8 @@ class Swap:
             with Prints() if compared else contextlib.nullcontext() as prints:
                 outcome, seconds = self._serve(to, mode, args, kwargs)
             self._account(tried, mode, block, outcome, seconds)
+            if compared or self.thread.has_compiled:
+                self.blocks.abandon()
             if compared:
                 if prints is not None and prints.n_printed:
                     tried.effects = tried.effects or "it prints"

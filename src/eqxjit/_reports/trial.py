@@ -181,7 +181,7 @@ class Trial:
     @property
     def shares(self) -> dict[str, float]:
         """The part of the steady state that each kind of work takes; they sum to 1."""
-        shares = dict.fromkeys(KINDS, 0.0)
+        shares: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         for line in self.lines:
             shares[line.kind] += line.share
         return shares
