@@ -39,8 +39,9 @@ _filter: Any = ("ignore", _Pattern(), Warning, None, 0)
 def hide_warning() -> None:
     """Put our filter before all others, just before JAX lowers a program and may warn.
 
-    That is done before each lowering, because the user may have added filters meanwhile. Leaving a
-    `warnings.catch_warnings` block also restores the filters from before the block.
+    This is repeated before each lowering, because the filter may have lost its place: the user may
+    have added filters, or left a `warnings.catch_warnings` block, which restores the filters from
+    before the block.
     """
     _listen()
     filters = cast(list[Any], warnings.filters)

@@ -34,8 +34,9 @@ from .._compat import ArrayImpl, fields_of, has_generated_eq, native
 #: unchanged, and a different object is compared by `==`.
 MAX_PARTS = 100
 
-# The key of an object that is read into parts is `(reader, class, names or None, part, ...)`, where
-# these numbers stand for the readers. `native.c` has the same numbers.
+# The key of an object that is read into parts is `(reader, class, names or None, part, ...)`. The
+# `reader` is one of these numbers, and tells guards how to compare an object with the key without
+# creating the key of the object. `native.c` has the same numbers.
 NUMBER, ITEMS, PAIRS, FIELDS, OTHER = range(5)
 
 #: The types whose objects are their own keys, because an object of a different type never has an
@@ -129,11 +130,11 @@ class IdentityRef(weakref.ref[Any]):
 
 
 class _Static(NamedTuple):
-    """Stands for a static object in a spec.
+    """The spec of a static object.
 
     - `key`: the key of the object.
-    - `ask`: whether guards must ask JAX's registry, because someone may have registered the class
-        of the object as a node meanwhile.
+    - `ask`: whether guards must ask JAX's registry, because the class of the object may have been
+        registered as a node since the spec was created.
     """
 
     key: Hashable
@@ -160,7 +161,7 @@ def static_key(value: Any) -> Hashable:
         part is a key or, for a number, its bits;
     - an `Opaque`, for any other object.
     """
-    # The list has one number: how many parts may still be read, at all levels together.
+    # The list holds one number: how many parts may still be read, at all levels together.
     try:
         return _key(value, [MAX_PARTS])
     except _TooLarge:
@@ -172,7 +173,7 @@ def same(value: Any, key: Hashable) -> bool:
     # An array or a large container counts as unchanged if it is the same object.
     if type(key) is Opaque and key.identity_suffices and value is key.value:
         return True
-    # In this order `Opaque` asks the `==` of the new value, as a lookup in a dict does.
+    # In this order `Opaque` calls the `==` of the new value, as when a table looks up a spec.
     return key == static_key(value)
 
 
@@ -187,7 +188,8 @@ def _key(value: Any, n_left: list[int]) -> Hashable:
         read = _reader_of_class(kind)
     if read is None:
         # Inside of a container (`n_left` has been reduced), the same object counts as unchanged
-        # without a hash, because the `==` of builtin containers also checks the identity first.
+        # without comparing hashes, because the `==` of builtin containers also checks the identity
+        # first.
         return Opaque(value, n_left[0] < MAX_PARTS)
     return read(value, n_left)
 
@@ -211,7 +213,7 @@ def _by_identity(value: Any) -> Hashable:
 
 # --- Readers, which return the keys of objects of certain classes ---------------------------------
 
-# Takes the object, and a list with the number of parts that may still be read.
+# A reader takes the object, and a list with the number of parts that may still be read.
 _Reader = Callable[[Any, list[int]], Hashable]
 
 
@@ -228,13 +230,13 @@ def _complex(value: complex, n_left: list[int]) -> Hashable:
 
 
 def _bits(value: float) -> bytes:
-    # Bits tell `0.0` from `-0.0`. All NaNs get the bits of one NaN.
+    # The bits of `0.0` and `-0.0` differ. All NaNs get the bits of one NaN.
     return struct.pack("d", math.nan if math.isnan(value) else value)
 
 
 def _items(value: Any, n_left: list[int]) -> Hashable:
-    # By the `__iter__` of the base, because a subclass may have a different `__iter__`, which says
-    # nothing about `==`.
+    # By the `__iter__` of the builtin class, because the inherited `==` compares the items that it
+    # yields. A subclass may define an `__iter__` that yields others.
     base: Any = tuple if isinstance(value, tuple) else list
     return (ITEMS, type(value), None, *_keys([*base.__iter__(value)], n_left))
 
@@ -316,7 +318,7 @@ def _reader_of_class(kind: type) -> _Reader | None:
         return _array
     owner: Any = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     if owner in _READERS:
-        # A subclass that inherits `==` is read like its base class.
+        # Objects of a subclass that inherits `==` are read like objects of the base class.
         return _READERS[owner]
     if not has_generated_eq(owner):
         return None
@@ -334,8 +336,8 @@ def changeable_keys(key: Hashable) -> list[Opaque]:
     return [part for part in _parts(key) if type(part) is Opaque and part.is_changeable]
 
 
-def check_unchanged(keys: Sequence[Opaque]) -> None:
-    """Compare arrays by identity from now on if they have changed since their keys were created."""
+def compare_changed_by_identity(keys: Sequence[Opaque]) -> None:
+    """Compare each array by identity from now on if it has changed since its key was created."""
     for key in keys:
         if key.is_changeable and key.content != _array_content(key.value):
             key.compare_by_identity()
