@@ -146,10 +146,10 @@ class _AllClasses(dict[type, Any]):
         return True
 
 
-#: The classes that are registered as nodes. JAX flattens a named tuple into its fields, but if its
-#: class is registered, by the registered flatten. JAX's public `is_tree_node` doesn't tell the two
-#: cases apart. With the fallback, JAX flattens all named tuples, which is slower. To unflatten a
-#: named tuple whose class is registered then raises an error.
+#: The classes that are registered as nodes. This is needed for named tuples. JAX flattens most of
+#: them into their fields, but calls the registered flatten function if the class is registered.
+#: JAX's public `is_tree_node` returns True in both cases. With the fallback, JAX flattens all named
+#: tuples, which is slower, and an error is raised if a registered named tuple must be unflattened.
 registered_nodes: Any = _private("jax._src.tree_util:_registry", _AllClasses())
 
 
@@ -439,9 +439,9 @@ def is_backward(equation: Any) -> bool:
 
 def jitted_in(frame: Any) -> Any:
     """Return the function that a frame of `jax.jit` compiles; `None` for any other frame."""
-    # JAX's events have only the name of a function. By the function itself, a report tells JAX's
-    # operations from functions that the user has jitted. With the fallback, `None`, it lists
-    # operations like functions, and has no note about them.
+    # JAX's events have only the name of a function. A report needs the function itself, to tell
+    # JAX's operations from functions that the user has jitted. If this is always `None`, the report
+    # lists operations as if they were the user's functions, and has no note about them.
     code = frame.f_code
     is_jit = code.co_name == _JIT_ENTRY and code.co_filename == _JIT_FILE
     return frame.f_locals.get("fun") if is_jit else None

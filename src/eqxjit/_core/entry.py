@@ -162,16 +162,16 @@ class Entry:
         `came_in` are all static objects of the call (`Call.all_statics`).
         """
         # The user's function has just returned. If it, or another thread, has changed a static
-        # array meanwhile, the program may have compiled in other numbers than the key says.
+        # array, the numbers that the program has compiled in may differ from those in the key.
         compare_changed_by_identity(self._static_arrays)
         spec, arrays, statics = split(output, is_input=False, key_of=_no_key)
         slots = _slots(statics, came_in)
         # The objects that the call passed in aren't kept: they may die before the program.
         kept = [v if slot < 0 else None for v, slot in zip(statics, slots, strict=True)]
         out = Out(spec, tuple(kept), slots)
-        # By `setdefault`, because another thread may be first. If the new `Out` is interchangeable
-        # with that of the first program, both programs get the same `Out` object. So generated
-        # Python can compare them by identity.
+        # `setdefault` is atomic, so it doesn't matter if another thread is first. If the new `Out`
+        # is interchangeable with that of the first program, both programs get the same `Out`
+        # object. So generated Python can compare them by identity.
         first = self.__dict__.setdefault("out", out)
         program = Program(self.block)
         self._remember(program, first if out.is_interchangeable_with(first) else out)

@@ -86,7 +86,7 @@ class ending:
                 drop_unused(call)
                 raise_clearer(error, call)
         finally:
-            # Last, because the log shows how long JAX took for the whole call.
+            # At the end of the call, because the log shows how long JAX took for the whole call.
             call.function.table.history.finish(call)
 
 
@@ -242,7 +242,7 @@ class CallHandler:
         A fast path needs a `Call` only if JAX traces, if a program is unread, or for an error.
         """
         bound = bind_and_split(self.function, args, kwargs)
-        # By the hashes, because the `==` of specs would call the `==` of the user's static objects.
+        # Compare only hashes, because `==` of specs would call `==` of the user's static objects.
         if hash(bound.spec) != hash(entry.spec):
             raise ValueError(
                 "An argument was flattened twice in one call, with different results. The flatten "
@@ -306,7 +306,7 @@ class CallHandler:
             return None
 
 
-# Without C this method is in a wrapper's `__call__`. Tools such as beartype report a wrong call of
-# the wrapper by the name of the method.
+# Without C, `wrapper.__call__` is this method. If a wrapper is called wrongly, tools such as beartype
+# show this name in their errors.
 CallHandler.slow_call.__module__ = "eqxjit.types"
 CallHandler.slow_call.__qualname__ = "JitFunction.__call__"

@@ -380,10 +380,10 @@ class _Tables:
 
     def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
         """Return the table of a key. If there is none, add the table that `make` returns."""
-        # Without a lock, because comparing keys may run a user's `==`.
+        # No lock is held here, because comparing keys may run a user's `==`.
         found = self.by_key.get(key)
         if found is None:
-            # By `setdefault`, because another thread may be first.
+            # `setdefault` is atomic, so it doesn't matter if another thread is first.
             found = self.by_key.setdefault(key, (make(), watch(self, key)))
             for oldest in list(self.by_key)[:-_MAX_TABLES]:
                 self.forget(oldest)

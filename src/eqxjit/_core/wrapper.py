@@ -310,8 +310,8 @@ class JitFunction(_Jitted[P, T], Dispatcher):
         content.__module__ = self._function.attributes["__module__"]
         content.__qualname__ = f"{self._function.signature.qualname}._content"
         content.content = self.__wrapped__, self._function.options
-        # Always the same object, in all threads, because picklers compare it by identity with the
-        # object that they find by its name.
+        # Return the same object in all threads and calls, because picklers compare it by identity
+        # with the object that they find by its name.
         return vars(self._function).setdefault("_content", content)
 
 

@@ -206,8 +206,8 @@ def _by_identity(value: Any) -> Hashable:
     """Return the key of an object that is compared by identity."""
     if type(value).__weakrefoffset__:
         return IdentityRef(value)
-    # Some classes don't support weak references: `object`, for example, and classes with
-    # `__slots__`.
+    # Some classes don't support weak references. Examples are `object`, and classes whose
+    # `__slots__` don't include `__weakref__`.
     return Opaque(value, True, (id(value),))
 
 
@@ -235,15 +235,15 @@ def _bits(value: float) -> bytes:
 
 
 def _items(value: Any, n_left: list[int]) -> Hashable:
-    # By the `__iter__` of the builtin class, because the inherited `==` compares the items that it
-    # yields. A subclass may define an `__iter__` that yields others.
+    # Not `[*value]`, because a subclass may define an `__iter__` that yields other items than those
+    # that the inherited `==` compares.
     base: Any = tuple if isinstance(value, tuple) else list
     return (ITEMS, type(value), None, *_keys([*base.__iter__(value)], n_left))
 
 
 def _pairs(value: dict[Any, Any], n_left: list[int]) -> Hashable:
-    # The order of the items matters, unlike for `==`, because a function may iterate over the dict.
-    # `_keys` counts two parts for each item, but an item counts only once.
+    # Unlike `==`, the key depends on the order of the items, because a function may iterate over
+    # the dict. An item counts as one part, but `_keys` counts two, so add one for each item here.
     n_left[0] += len(value)
     return (PAIRS, type(value), None, *_keys([*value, *value.values()], n_left))
 
