@@ -1,7 +1,7 @@
 """The records of programs, entries and calls: `Program`, `Out`, `Entry` and `Call`.
 
-State of one program is on its `Program`, and state of one call is on its `Call`. An `Entry` has
-what all calls with one spec share.
+The state of one program is in its `Program`, and the state of one call is in its `Call`. An `Entry`
+has what all calls with one spec share.
 """
 
 import dataclasses

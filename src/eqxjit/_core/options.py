@@ -61,7 +61,7 @@ def check_options(
 
     **Raises:**
 
-    - `TypeError` or `ValueError`, if an option is unknown or can't have its value.
+    - `TypeError` or `ValueError`, if an option is unknown or has a value that isn't allowed.
     """
     if not isinstance(donate, str) or donate not in _WAYS_TO_DONATE:
         ways = ", ".join(map(repr, _WAYS_TO_DONATE))

@@ -306,7 +306,7 @@ class CallHandler:
             return None
 
 
-# Without C, `wrapper.__call__` is this method. If a wrapper is called wrongly, tools such as beartype
-# show this name in their errors.
+# Without C, `wrapper.__call__` is this method. If a wrapper is called wrongly, tools such as
+# beartype show the method's name in their errors.
 CallHandler.slow_call.__module__ = "eqxjit.types"
 CallHandler.slow_call.__qualname__ = "JitFunction.__call__"

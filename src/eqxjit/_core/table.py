@@ -35,8 +35,8 @@ MAX_FAST = 64
 _CALLS_PER_TURN = 64
 
 # A function has at most this many tables: one for each form in which it is wrapped
-# (`filter_grad(f)`, `partial(f, ...)`, other options). Callables that have no `__dict__` share this
-# number.
+# (`filter_grad(f)`, `partial(f, ...)`, other options). This is also the limit for all callables
+# together that wrap no Python function, such as Modules.
 _MAX_TABLES = 128
 
 
@@ -393,7 +393,7 @@ class _Tables:
         self.by_key.pop(key, None)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # Called if a function is pickled by value, or if its `__dict__` is copied. Compiled
+        # Called if a function is pickled by value, or if its `__dict__` is deep-copied. Compiled
         # programs can't be copied, so the copy has `None` instead of tables.
         return type(None), ()
 

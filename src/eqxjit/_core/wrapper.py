@@ -318,8 +318,8 @@ class JitFunction(_Jitted[P, T], Dispatcher):
 def _blank() -> JitFunction[..., Any]:
     """Return an empty wrapper, which unpickling then fills in by `__setstate__`.
 
-    Unpickling takes these two steps, because the wrapped function may refer to its wrapper. Pickles
-    contain the name `_blank`.
+    The wrapper exists before its function is unpickled, because the function may refer to the
+    wrapper. Pickles contain the name `_blank`.
     """
     return JitFunction.__new__(JitFunction)
 
