@@ -271,9 +271,9 @@ class Function:
         options: Options,
         table: Table | None = None,
     ):
-        # Wrappers with equal keys share programs, and no call compares the objects that the
-        # function holds. A static array may change in place before a later trace, so it equals
-        # itself alone.
+        # Wrappers with equal keys share programs, and no call compares the static objects that the
+        # function holds. A static array may change in place before a later trace, so compare it by
+        # identity.
         for key in changeable_keys(spec):
             key.compare_by_identity()
         self.spec = spec

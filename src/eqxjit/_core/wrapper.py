@@ -422,8 +422,8 @@ def filter_jit(
     """Compile a function. JAX and NumPy arrays in its arguments are traced, all else is static.
 
     This is a drop-in replacement for `equinox.filter_jit` with faster calls. A call returns before
-    its computation is done, unless the program can raise. Static values are compared by type and
-    value, so `f(x, 1)` and `f(x, True)` are compiled separately.
+    its computation is done, except in the cases named at `block`. Static values are compared by
+    type and value, so `f(x, 1)` and `f(x, True)` are compiled separately.
 
     **Arguments:**
 

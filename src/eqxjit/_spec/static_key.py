@@ -67,8 +67,8 @@ class Opaque:
         self.identity_suffices = identity_suffices
         self.content = content
         try:
-            # The hash of an array covers only its dtype and shape. So an array whose numbers are
-            # changed in place is still found.
+            # The hash of an array covers only its dtype and shape. So a dict still finds the key
+            # of an array whose numbers were changed in place.
             self.hash = hash(value if content is None else content[:2])
         except TypeError:
             # The object has no hash, like a list, or like a tuple that contains a list.
