@@ -50,7 +50,7 @@ for _value in (_blank, _wrap, _from_skeleton):
     _value.__module__ = __name__
 _Options.__module__, _Options.__qualname__ = __name__, "_Options"
 
-# Without this, a misspelt variable would do nothing, and its user wouldn't know.
+# Without a warning, the user of a misspelt variable wouldn't know that it has no effect.
 for _sentence in _unknown_switches():
     _logger.warning("%s", _sentence)
 

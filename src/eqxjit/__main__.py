@@ -144,7 +144,7 @@ def _run_script(path: str) -> None:
         loader, code = _compiled(path)
     except OSError as error:
         sys.exit(f"{_NAME}: can't run the script: {error}")
-    # Not by `runpy.run_path`, which takes the module away at the end of the file.
+    # Not by `runpy.run_path`, which removes the module from `sys.modules` at the end of the file.
     if not sys.flags.safe_path:
         # As under `python script.py`, so that the script can import the modules in its folder.
         sys.path[0] = os.path.dirname(os.path.realpath(loader.path))

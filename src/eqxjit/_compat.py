@@ -280,7 +280,8 @@ def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
     return getattr(_eqx_jit, "last_error_info", None) or (None, [])
 
 
-#: The name of the class of errors that Equinox's callback raises. JAX's error has it in its text.
+#: The name of the class of errors that Equinox's callback raises. The text of JAX's error contains
+#: this name.
 CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 

@@ -307,8 +307,8 @@ def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
     """
     code = fun.__code__
     cells = zip(code.co_freevars, fun.__closure__ or (), strict=True)
-    # Reading an empty cell would raise a `ValueError`, so they are left out. The `repr` of a cell
-    # shows whether it is empty, and runs no code of the user's.
+    # Leave out empty cells, because reading one would raise a `ValueError`. The `repr` of a cell
+    # shows whether the cell is empty, and runs no code of the user's.
     closed_over = [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]
     defaults = fun.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]

@@ -63,7 +63,7 @@ def comes_from_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised this error, as the handler of a timeout does.
 
     Python runs a handler in the middle of whatever the main thread does. The handler's error isn't
-    an error of the interrupted code, so code that expects errors of its own may not catch it.
+    an error of the interrupted code, so code that handles its own errors must let this one pass.
     """
     handlers = [_code_of_handler(signal.getsignal(each)) for each in signal.valid_signals()]
     previous: types.FrameType | None = None

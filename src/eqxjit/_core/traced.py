@@ -74,7 +74,8 @@ class TracedFunction:
         if is_trace:
             return _trace(entry, call, leaves)
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced. With
-        # `jax_debug_nans`, JAX calls a function whose program returned a NaN once more, on arrays.
+        # `jax_debug_nans`, if a program returned a NaN, JAX calls its function again with arrays
+        # instead of tracers.
         return _run(entry, call, leaves)
 
 
