@@ -2,9 +2,9 @@
 
 The native back end is here, too, because it may be missing.
 
-Each name is looked up once, at import. If a release no longer has a name, its fallback is slower,
-or shows less, but is never wrong. So a new release of JAX or Equinox requires a change of this file
-at most.
+The names in modules are looked up once, at import. If a release no longer has a name, the fallback
+is slower, or shows less. The page *Stability* names the fallbacks that do less than that, and the
+names without a fallback. A new release of JAX or Equinox requires a change of this file at most.
 """
 
 import functools
@@ -33,7 +33,7 @@ def _private(name: str, fallback: Any = None) -> Any:
 
 
 def _do_nothing(*_: Any) -> Any:
-    # The fallback for functions without which output of JAX or eqxjit only looks worse.
+    # The fallback for functions that only make the output of JAX or eqxjit easier to read.
     return ()
 
 

@@ -88,10 +88,10 @@ def is_of_users_code(error: BaseException) -> bool:
 # JAX's traceback filter isn't enough, because it works on printed tracebacks only, and users may
 # switch it off.
 def trim() -> None:
-    """Remove our frames from the traceback of the exception that the caller is handling.
+    """Remove eqxjit's frames from the traceback of the exception that the caller is handling.
 
-    Two frames always stay: the caller's, which stands for the jitted call, and the innermost, in
-    which the error was raised.
+    Two frames always stay: the caller's frame, which shows where the jitted call is, and the
+    innermost frame, in which the error was raised.
     """
     error = sys.exception()
     assert error is not None
@@ -235,7 +235,7 @@ class Place(NamedTuple):
 
 
 def place_of(fun: Any) -> Place:
-    """Return where the innermost callable, which all wrappers around it wrap, is defined."""
+    """Return where a callable is defined. A wrapper is defined where the function in it is."""
     *_, innermost = wrapped_by(fun)
     code = code_of(innermost) or code_of(type(innermost).__call__)
     site = None

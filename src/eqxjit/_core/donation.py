@@ -1,7 +1,7 @@
 """Hides JAX's warning about unusable donated buffers wherever Equinox hides it.
 
 Equinox changes Python's warning filters in each call, which affects all threads. Here one filter
-stays in place. It matches only if its thread is in a call of a function that hides the warning.
+stays in place. It matches only in a thread that is in a call of a function that hides the warning.
 """
 
 import contextlib

@@ -56,8 +56,8 @@ class Program(_Base):
         self.must_wait = must_wait
 
     def __repr__(self) -> str:
-        # The same for all programs. JAX writes it into the text of a program, and its persistent
-        # cache finds programs by their text.
+        # All programs have the same `repr`, because JAX writes it into the text of a program, and
+        # JAX's persistent cache finds programs by their text.
         return "program"
 
     def read(self, lowered: Any) -> None:
@@ -166,7 +166,7 @@ class Entry:
         compare_changed_by_identity(self._static_arrays)
         spec, arrays, statics = split(output, is_input=False, key_of=_no_key)
         slots = _slots(statics, came_in)
-        # The objects that the call passed in aren't kept: they may die before the program.
+        # Don't keep the objects that the call passed in, so that they can die before the program.
         kept = [v if slot < 0 else None for v, slot in zip(statics, slots, strict=True)]
         out = Out(spec, tuple(kept), slots)
         # `setdefault` is atomic, so it doesn't matter if another thread is first. If the new `Out`
@@ -182,8 +182,8 @@ class Entry:
     def _remember(self, program: Program, out: Out) -> None:
         """Keep the `Out` of a program until JAX drops the program."""
         number = program.number
-        # Weak, because `outs` holds `forget`: a cycle would keep the user's objects alive until
-        # garbage collection.
+        # A weak reference, because `outs` holds `forget`. A cycle would keep the user's objects
+        # alive until garbage collection.
         outs_ref = weakref.ref(self.outs)
 
         def forget(_: Any) -> None:

@@ -185,7 +185,7 @@ class CallHandler:
         self.function = function
         self.table = function.table
         self.fun_arrays = fun_arrays
-        # Weak, because a cycle would keep arrays alive until garbage collection.
+        # A weak reference, because a cycle would keep arrays alive until garbage collection.
         self.wrapper = weakref.ref(wrapper)
         self.fasts = self.table.fasts if fasts is None else fasts
         if native is None:
@@ -261,7 +261,8 @@ class CallHandler:
         __tracebackhide__ = True
         try:
             with trimming, ending(call):
-                # Raised here, so that it is the context of a clearer error, as in the slow path.
+                # Raise the error here, so that it becomes the context of a clearer error, as in the
+                # slow path.
                 raise error
         finally:
             # The traceback of the error refers to this frame, so a local name would be a cycle.

@@ -158,7 +158,8 @@ class Table:
     def _drop_dead(self) -> None:
         while self._dead and self._lock.acquire(blocking=False):
             try:
-                # Another thread may have been first, or garbage collection in this one.
+                # `_dead` is a queue that other threads, or garbage collection in this thread, may
+                # empty at the same time.
                 with contextlib.suppress(IndexError):
                     while True:
                         self.drop(self._dead.popleft())

@@ -300,7 +300,7 @@ class JitFunction(_Jitted[P, T], Dispatcher):
 
     @property
     def _content(self) -> types.FunctionType:
-        """A function that stands for the wrapped function and its options in a pickle.
+        """A function that represents the wrapped function and its options in a pickle.
 
         Picklers such as cloudpickle decide by the module of a function whether they pickle it by
         name or by value. They decide the same for this function as for the user's. Pickles contain

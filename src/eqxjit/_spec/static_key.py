@@ -4,7 +4,7 @@ A key is hashable. `equinox.filter_jit` compares static objects by `==`. Keys di
 
 - `1`, `True` and `1.0` have different keys, and so have `0.0` and `-0.0`. NaN equals NaN.
 - Dicts with equal items in a different order have different keys.
-- Both rules also hold inside of builtin containers, Modules, and dataclasses whose `__eq__` is
+- These two rules also hold inside of builtin containers, Modules, and dataclasses whose `__eq__` is
     generated.
 - The parts of a container are copied into its key, so a later change in place is noticed.
 

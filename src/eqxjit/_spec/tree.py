@@ -180,7 +180,8 @@ class _Splitter:
             if opened is None:
                 return self._leaf(value, kind)
             spec, children, static_fields = opened
-            # Not in a method of its own, so that each level of a deep tree takes only one frame.
+            # This loop isn't a method of its own, so that each level of a deep tree takes only one
+            # frame.
             for child in children:
                 if type(child) is ArrayImpl:
                     self.arrays.append(child)
@@ -325,7 +326,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree
         else:
             below.append(None if child is None else next(statics))
     if kind == MODULE:
-        # Without calling `__init__` and `__check_init__`, like Equinox's unflatten.
+        # Like Equinox's unflatten, don't call `__init__` and `__check_init__`.
         module = object.__new__(cls)
         fields_of(module).update(zip(aux, below, strict=True))
         return module
