@@ -48,7 +48,8 @@ for _value in filter(_inspect.isclass, [*vars(types).values()]):
 # Pickles refer to these private functions. They must still load after a module has moved.
 for _value in (_blank, _wrap, _from_skeleton):
     _value.__module__ = __name__
-_Options.__module__, _Options.__qualname__ = __name__, "_Options"
+_Options.__module__ = __name__
+_Options.__qualname__ = "_Options"
 
 # Without a warning, the user of a misspelt variable wouldn't know that it has no effect.
 for _sentence in _unknown_switches():

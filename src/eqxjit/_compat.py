@@ -365,11 +365,18 @@ def may_raise(module: Any) -> bool:
 UpstreamWrapper: Any = _private("equinox._jit:_JitWrapper")
 upstream_filter_jit = _private("equinox._jit:filter_jit", eqx.filter_jit)
 
-# A field that isn't known here may be a new option, which `install` could not take over.
-if {*getattr(UpstreamWrapper, "__dataclass_fields__", ())} != {
-    *("fn", "_signature", "_dynamic_fun", "_static_fun", "_cached"),
-    *("filter_warning", "donate_first", "donate_rest"),
-}:
+_UPSTREAM_FIELDS = {
+    "fn",
+    "_signature",
+    "_dynamic_fun",
+    "_static_fun",
+    "_cached",
+    "filter_warning",
+    "donate_first",
+    "donate_rest",
+}
+# A further field may be a new option, which `install` could not take over.
+if {*getattr(UpstreamWrapper, "__dataclass_fields__", ())} != _UPSTREAM_FIELDS:
     UpstreamWrapper = None
 
 
@@ -441,15 +448,16 @@ def is_backward(equation: Any) -> bool:
 def jitted_in(frame: Any) -> Any:
     """Return the function that a frame of `jax.jit` compiles; `None` for any other frame."""
     # JAX's events have only the name of a function. A report needs the function itself, to tell
-    # JAX's operations from functions that the user has jitted. If this is always `None`, the report
-    # lists operations as if they were the user's functions, and has no note about them.
+    # JAX's operations from functions that the user has jitted. If the function can't be read, the
+    # report lists operations as if they were the user's functions, and has no note about them.
     code = frame.f_code
     is_jit = code.co_name == _JIT_ENTRY and code.co_filename == _JIT_FILE
     return frame.f_locals.get("fun") if is_jit else None
 
 
 # The name and file of JAX's function that runs if a jitted function isn't compiled yet.
-_JIT_ENTRY, _JIT_FILE = "cache_miss", getattr(_private("jax._src.pjit"), "__file__", "")
+_JIT_ENTRY = "cache_miss"
+_JIT_FILE = getattr(_private("jax._src.pjit"), "__file__", "")
 
 
 def stack_of(traceback: Any) -> tuple[tuple[Any, int], ...]:

@@ -233,14 +233,22 @@ def fast_path(call: Any) -> Any | None:
     next such call, too.
     """
     entry = call.entry
-    if call.spec[4][0] != DICT:
+    args_spec, kwargs_spec = call.spec[3:]
+    if kwargs_spec[0] != DICT:
         # `kwargs` isn't a plain dict of strings, because the name of a keyword argument is an
         # object of a subclass of `str`. The guards don't know such dicts.
         return None
     if native is not None:
-        specs, n_statics = call.spec[3:], len(call.statics)
-        sizes = n_statics, entry.n_arrays, entry.n_fun
-        return native.Fast(entry, entry.jitted, *specs, entry.outs, *sizes)
+        return native.Fast(
+            entry,
+            entry.jitted,
+            args_spec,
+            kwargs_spec,
+            entry.outs,
+            len(call.statics),
+            entry.n_arrays,
+            entry.n_fun,
+        )
     try:
         return PythonFast(call.function, entry)
     except TooLarge:

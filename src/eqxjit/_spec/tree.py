@@ -58,8 +58,12 @@ ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray, *np.sctypeDict.values()})
 # Classes of static leaves that nobody registers as nodes. Most activation functions of models are
 # among their objects.
 _NEVER_NODES = CONSTANTS | {
-    *(types.FunctionType, types.BuiltinFunctionType, type, type(jax.jit(abs))),
-    *(jax.custom_jvp, jax.custom_vjp),
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    type,
+    type(jax.jit(abs)),
+    jax.custom_jvp,
+    jax.custom_vjp,
 }
 
 
