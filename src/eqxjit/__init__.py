@@ -45,7 +45,7 @@ for _name in __all__:
 for _value in filter(_inspect.isclass, [*vars(types).values()]):
     _value.__module__ = types.__name__
 
-# Pickles refer to these private functions. They must still load after a module has moved.
+# Pickles refer to these private functions, and must still load after a module has moved.
 for _value in (_blank, _wrap, _from_skeleton):
     _value.__module__ = __name__
 _Options.__module__ = __name__
