@@ -91,7 +91,8 @@ else:
 
 # The concrete class of JAX's arrays. `type(x) is ArrayImpl` takes a tenth of the time of
 # `isinstance(x, jax.Array)`. It is looked up by name, because to create an array and read its type
-# would start a backend. The fallback is a class without instances, so `equinox.is_array` decides for each leaf.
+# would start a backend. The fallback is a class without instances, so `equinox.is_array` decides
+# for each leaf.
 ArrayImpl: type = _private("jax._src.array:ArrayImpl", type("ArrayImpl", (), {}))
 
 # Equinox's unflatten sets a field to this mark if the flattened instance lacked the field.
