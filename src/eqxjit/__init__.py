@@ -45,12 +45,13 @@ for _name in __all__:
 for _value in filter(_inspect.isclass, [*vars(types).values()]):
     _value.__module__ = types.__name__
 
-# Pickles refer to these private functions. They must still load after a module has moved.
+# Pickles refer to these private functions, and must still load after a module has moved.
 for _value in (_blank, _wrap, _from_skeleton):
     _value.__module__ = __name__
-_Options.__module__, _Options.__qualname__ = __name__, "_Options"
+_Options.__module__ = __name__
+_Options.__qualname__ = "_Options"
 
-# Without this, a misspelt variable would do nothing, and its user wouldn't know.
+# Without a warning, the user of a misspelt variable wouldn't know that it has no effect.
 for _sentence in _unknown_switches():
     _logger.warning("%s", _sentence)
 

@@ -95,10 +95,11 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _reported(path: str) -> Iterator[None]:
-    """Save and print a report of what is compiled inside, however that ends."""
+    """Save and print a report of what the `with` block compiles, even if the block raises."""
     with recording(CompileReport()) as report:
         try:
-            # Also saved at the beginning, because a program may run for hours before this fails.
+            # Also saved at the beginning, because otherwise a program might run for hours before
+            # saving fails.
             report.save(path)
         except (OSError, ValueError) as error:
             sys.exit(f"{_NAME}: can't write the report: {error}")
@@ -106,7 +107,7 @@ def _reported(path: str) -> Iterator[None]:
             yield
         finally:
             report.save(path)
-            # On the standard error, apart from what the program prints.
+            # On the standard error, so that it is apart from what the program prints.
             print(f"{report}\nThe report is in {path}.", file=sys.stderr)
 
 
@@ -120,13 +121,13 @@ def _show_error(kind: Any, error: BaseException, traceback: types.TracebackType 
 
 
 def _show_info() -> None:
-    """Print what the report of a bug should contain."""
+    """Print the facts that a bug report should contain."""
     for name in ("eqxjit", "equinox", "jax", "jaxlib"):
         print(f"{name}: {importlib.metadata.version(name)}")
     print(f"back end: {why_back_end}")
     for name in filter(re.compile("EQXJIT_|EQX_|JAX_|XLA_").match, os.environ):
         print(f"{name}={os.environ[name]}")
-    # Last, because it raises where JAX finds no device.
+    # Last, because JAX raises an error here if it finds no device.
     jax.print_environment_info()
 
 
@@ -143,9 +144,9 @@ def _run_script(path: str) -> None:
         loader, code = _compiled(path)
     except OSError as error:
         sys.exit(f"{_NAME}: can't run the script: {error}")
-    # Not by `runpy.run_path`, which takes the module away at the end of the file.
+    # Not by `runpy.run_path`, which removes the module from `sys.modules` at the end of the file.
     if not sys.flags.safe_path:
-        # As Python does for `python script.py`: the script imports what lies beside it.
+        # As under `python script.py`, so that the script can import the modules in its folder.
         sys.path[0] = os.path.dirname(os.path.realpath(loader.path))
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(module).update(__file__=loader.path, __loader__=loader, __builtins__=__builtins__)

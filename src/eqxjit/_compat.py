@@ -2,9 +2,9 @@
 
 The native back end is here, too, because it may be missing.
 
-Each name is looked up once, at import. If a release no longer has a name, its fallback is slower,
-or shows less, but is never wrong. So a new release of JAX or Equinox requires a change of this file
-at most.
+The names in modules are looked up once, at import. If a release no longer has a name, the fallback
+is slower, or shows less. The page *Stability* names the fallbacks that do less than that, and the
+names without a fallback. A new release of JAX or Equinox requires a change of this file at most.
 """
 
 import functools
@@ -33,7 +33,7 @@ def _private(name: str, fallback: Any = None) -> Any:
 
 
 def _do_nothing(*_: Any) -> Any:
-    # The fallback of functions without which something only looks worse.
+    # The fallback for functions that only make the output of JAX or eqxjit easier to read.
     return ()
 
 
@@ -45,11 +45,13 @@ why_back_end = "native"
 #: The module that `native.c` defines; `None` if it isn't built, or with `EQXJIT_NATIVE=0`.
 native: Any = _private("eqxjit._native")
 
-# The interface version that this file expects. A stale build may be installed.
-if getattr(native, "INTERFACE", None) != 63:
+if native is None:
     # There was no compiler at installation, or the module was built for a different Python.
-    native = None
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
+# The interface version that this file expects. A build of an earlier version may be installed.
+elif getattr(native, "INTERFACE", None) != 63:
+    native = None
+    why_back_end = "Python, because the native one was built for a different version of eqxjit"
 
 _IS_NATIVE = switch("EQXJIT_NATIVE")
 if _IS_NATIVE is False:
@@ -57,9 +59,9 @@ if _IS_NATIVE is False:
     why_back_end = "Python, because EQXJIT_NATIVE=0"
 elif _IS_NATIVE and native is None:
     raise ImportError(
-        "`EQXJIT_NATIVE=1` asks for a native back end, and none is built for this Python. Install "
-        "a C compiler and Python's headers, then eqxjit again, by `pip install --force-reinstall "
-        "--no-deps`; or unset the variable."
+        "`EQXJIT_NATIVE=1` asks for the native back end, which isn't built for this Python and "
+        "this eqxjit. Install a C compiler and Python's headers, then eqxjit again, by `pip "
+        "install --force-reinstall --no-deps`; or unset the variable."
     )
 
 if TYPE_CHECKING or native is not None:
@@ -78,8 +80,8 @@ else:
         __slots__ = ("_called",)
 
     _called = Dispatcher._called
-    # CPython then calls the function in the slot directly, without a frame in between. The slot is
-    # no attribute, so that users don't find it.
+    # CPython then calls the function in the slot directly, without a frame in between. The slot has
+    # no other name, so that users don't find it among the attributes.
     Dispatcher.__call__ = _called
     del Dispatcher._called
     connect = _called.__set__
@@ -88,8 +90,9 @@ else:
 # --- Types ------------------------------------------------------------------------------------
 
 # The concrete class of JAX's arrays. `type(x) is ArrayImpl` takes a tenth of the time of
-# `isinstance(x, jax.Array)`. (Not the type of some array, because creating an array would start a
-# backend.) The fallback is a class without instances, so `equinox.is_array` decides for each leaf.
+# `isinstance(x, jax.Array)`. It is looked up by name, because to create an array and read its type
+# would start a backend. The fallback is a class without instances, so `equinox.is_array` decides
+# for each leaf.
 ArrayImpl: type = _private("jax._src.array:ArrayImpl", type("ArrayImpl", (), {}))
 
 # Equinox's unflatten sets a field to this mark if the flattened instance lacked the field.
@@ -144,10 +147,10 @@ class _AllClasses(dict[type, Any]):
         return True
 
 
-#: The classes that are registered as nodes. A named tuple whose class is registered has the
-#: registered flatten, not its fields. JAX's public `is_tree_node` is true for both. With the
-#: fallback, JAX flattens all named tuples, which is slower. Registered ones can't be unflattened
-#: then, and raise an error.
+#: The classes that are registered as nodes. This is needed for named tuples. JAX flattens most of
+#: them into their fields, but calls the registered flatten function if the class is registered.
+#: JAX's public `is_tree_node` returns True in both cases. With the fallback, JAX flattens all named
+#: tuples, which is slower, and an error is raised if a registered named tuple must be unflattened.
 registered_nodes: Any = _private("jax._src.tree_util:_registry", _AllClasses())
 
 
@@ -160,7 +163,7 @@ def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
         # The class is a named tuple that isn't registered.
         return kind(*children)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        # The treedef below would call the class, and not the unflatten that was registered for it.
+        # The treedef below would call the class instead of the registered unflatten function.
         raise TypeError(
             f"This release of JAX doesn't say how the named tuple `{kind.__name__}` is registered, "
             "so eqxjit can't rebuild it. Register a class that isn't a named tuple instead."
@@ -202,7 +205,7 @@ def is_staging() -> bool:
 
 @functools.cache
 def is_cpu_alone() -> bool:
-    """Return whether JAX has no other devices than CPUs. The first call starts JAX's backends."""
+    """Return whether all devices of JAX are CPUs. The first call starts JAX's backends."""
     return {*_backends()} == {"cpu"}
 
 
@@ -234,8 +237,8 @@ def debug_info(source: str, argument_names: tuple[str, ...] | None) -> Any:
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
     """Return the arrays and tracers that a tracer of `vmap`, `jvp` or `grad` wraps.
 
-    The list is empty for a tracer of `jit`. The fallback is an empty list, with which calls under
-    `vmap` and `grad` don't wait for a program that can raise.
+    The list is empty for a tracer of `jit`. The fallback is an empty list. Calls under `vmap` and
+    `grad` then don't wait for a program that can raise.
     """
     values = [getattr(tracer, name, None) for name in _WRAPPED]
     return [value for value in values if isinstance(value, jax.Array)]
@@ -278,7 +281,8 @@ def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
     return getattr(_eqx_jit, "last_error_info", None) or (None, [])
 
 
-#: The name of the class of errors that Equinox's callback raises. JAX's error has it in its text.
+#: The name of the class of errors that Equinox's callback raises. The text of JAX's error contains
+#: this name.
 CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 
@@ -288,8 +292,8 @@ logging.getLogger("jax._src.callback").addFilter(
     lambda record: type((record.exc_info or (None, None))[1]).__name__ != CALLBACK_ERROR_NAME
 )
 
-# Have JAX leave out frames of a file, from the places that it logs and from tracebacks. With the
-# fallback both show a few lines of eqxjit.
+# Each function has JAX leave out the frames of a file: from the source locations of operations,
+# which logs and errors show, and from tracebacks. With the fallback, both contain lines of eqxjit.
 exclude_from_locations = _private("jax._src.source_info_util:register_exclusion", _do_nothing)
 exclude_from_tracebacks = _private("jax._src.traceback_util:register_exclusion", _do_nothing)
 
@@ -297,7 +301,8 @@ exclude_from_tracebacks = _private("jax._src.traceback_util:register_exclusion",
 # --- Events -----------------------------------------------------------------------------------
 
 # JAX's names of the events at the beginning and the end of a phase. If a release has other names,
-# times are missing, and the warning about donated buffers may be shown under transformations.
+# times are missing from records of traces, and JAX's warning about donated buffers may be shown
+# under transformations.
 TRACING_EVENT = "/jax/core/compile/jaxpr_trace_duration"
 LOWERING_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILING_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -308,8 +313,8 @@ CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 
 
 # Custom calls that JAX emits itself and that never raise. (Solvers return NaNs if they fail.) Any
-# other custom call counts as a foreign call, which can raise. A wait in vain is only slow, but
-# without a wait an error is lost.
+# other custom call counts as a foreign call, which can raise. To wait in vain is only slow, but
+# without a wait an error would be lost.
 _HARMLESS = {
     # Annotations of shardings and memory layouts.
     *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"),
@@ -333,8 +338,8 @@ def may_raise(module: Any) -> bool:
 
     The fallback is True.
     """
-    # Only host callbacks and foreign calls can raise. Not read from the jaxpr, because some
-    # primitives hide their callbacks there (lineax's solve, Equinox's `noinline`).
+    # Only host callbacks and foreign calls can raise. Look for them in StableHLO, because in the
+    # jaxpr some primitives hide their callbacks (lineax's solve, Equinox's `noinline`).
     pending: list[Any] = [module]
     try:
         while pending:
@@ -361,18 +366,26 @@ def may_raise(module: Any) -> bool:
 UpstreamWrapper: Any = _private("equinox._jit:_JitWrapper")
 upstream_filter_jit = _private("equinox._jit:filter_jit", eqx.filter_jit)
 
-# A field that isn't known here may be a new option, which `install` could not take over.
-if {*getattr(UpstreamWrapper, "__dataclass_fields__", ())} != {
-    *("fn", "_signature", "_dynamic_fun", "_static_fun", "_cached"),
-    *("filter_warning", "donate_first", "donate_rest"),
-}:
+_UPSTREAM_FIELDS = {
+    "fn",
+    "_signature",
+    "_dynamic_fun",
+    "_static_fun",
+    "_cached",
+    "filter_warning",
+    "donate_first",
+    "donate_rest",
+}
+# A further field may be a new option, which `install` could not take over.
+if {*getattr(UpstreamWrapper, "__dataclass_fields__", ())} != _UPSTREAM_FIELDS:
     UpstreamWrapper = None
 
 
 def upstream_donation(wrapper: Any) -> Any:
     """Return the option `donate` of Equinox's wrapper; `None` if it may also have other options."""
 
-    # Like the function that Equinox passes to `jax.jit` if there are no other options.
+    # Equinox passes a function with these parameters to `jax.jit`. Without other options, JAX keeps
+    # the same facts about Equinox's function as about this one.
     def plain(dynamic_donate: Any, dynamic_nodonate: Any, static: Any) -> None: ...
 
     jitted: Any = jax.jit(plain, donate_argnums=0, static_argnums=2)
@@ -393,19 +406,21 @@ def upstream_donation(wrapper: Any) -> Any:
 
 # --- Settings that traces depend on -----------------------------------------------------------
 
+# The settings that JAX calls by internal names, and how explanations call them.
 _USERS_NAMES = {
     "abstract_mesh_context_manager": "mesh (jax.set_mesh)",
     "mesh_context_manager": "mesh (with mesh:)",
     "axis_env_state": "axis names of an outer transformation",
 }
 
-# JAX's settings that are in the key of its trace cache, and their names. JAX 0.8 has no names.
+# The values of JAX's settings in the key of its trace cache, and the names of these settings. JAX
+# 0.8 doesn't have the names.
 _trace_context = _private("jax._src.config:trace_context", tuple)
 _trace_context_names = _private("jax._src.config:trace_context_names", tuple)
 
 
 def trace_configuration() -> dict[str, Any]:
-    """Return the settings that JAX's programs depend on, besides arguments, by name."""
+    """Return the value of each setting of JAX that programs depend on, by the setting's name."""
     values = _trace_context()
     names = _trace_context_names() or [f"setting {i} of JAX" for i in range(len(values))]
     pairs = zip(names, values, strict=False)
@@ -417,29 +432,33 @@ def trace_configuration() -> dict[str, Any]:
 
 def traceback_of(equation: Any) -> Any:
     """Return JAX's traceback of the code that created an equation; `None` if there is none."""
-    # No public name leads to it. Without it, sizes of programs are shown without lines.
+    # JAX has no public name for the traceback. Without a traceback, sizes of programs are shown
+    # without lines.
     return getattr(getattr(equation, "source_info", None), "traceback", None)
 
 
 def is_backward(equation: Any) -> bool:
     """Return whether an equation is in the backward pass of a gradient, or is rematerialised."""
-    # JAX writes transformations into the name stack, which is meant for profilers. Without it, a
-    # loop and its backward pass count as two loops, and gradients can't be told from new weights.
+    # JAX writes transformations into the name stack, which is meant for profilers. Without the name
+    # stack, a loop and its backward pass count as two loops, and gradients can't be told from new
+    # weights.
     names = str(getattr(getattr(equation, "source_info", None), "name_stack", ""))
     return "transpose(" in names or "rematted" in names
 
 
 def jitted_in(frame: Any) -> Any:
     """Return the function that a frame of `jax.jit` compiles; `None` for any other frame."""
-    # JAX's events only have the name of a function. Without this, a report shows operations outside
-    # of any jit like functions with their names, and without a note.
+    # JAX's events have only the name of a function. A report needs the function itself, to tell
+    # JAX's operations from functions that the user has jitted. If the function can't be read, the
+    # report lists operations as if they were the user's functions, and has no note about them.
     code = frame.f_code
     is_jit = code.co_name == _JIT_ENTRY and code.co_filename == _JIT_FILE
     return frame.f_locals.get("fun") if is_jit else None
 
 
 # The name and file of JAX's function that runs if a jitted function isn't compiled yet.
-_JIT_ENTRY, _JIT_FILE = "cache_miss", getattr(_private("jax._src.pjit"), "__file__", "")
+_JIT_ENTRY = "cache_miss"
+_JIT_FILE = getattr(_private("jax._src.pjit"), "__file__", "")
 
 
 def stack_of(traceback: Any) -> tuple[tuple[Any, int], ...]:

@@ -17,7 +17,7 @@ import jax
 from ._compat import exclude_from_locations, exclude_from_tracebacks
 from ._text import comes_from_signal_handler
 
-#: The file names of generated functions begin with this, as if it were the folder of a package.
+#: The prefix of the file names of generated functions, as if it were the folder of a package.
 GENERATED_FOLDER = "<eqxjit>"
 
 
@@ -25,7 +25,7 @@ def _folder_of(file: str) -> str:
     return os.path.join(os.path.dirname(file), "")
 
 
-#: The beginnings of the paths of our files, for source files and generated ones.
+#: The prefixes of the paths of eqxjit's files: its source files, and its generated ones.
 OUR_FILES = _folder_of(__file__), GENERATED_FOLDER + "/"
 
 for _path in OUR_FILES:
@@ -34,7 +34,7 @@ for _path in OUR_FILES:
 
 _JAX_FILES = _folder_of(jax.__file__)
 
-# The beginnings of the paths of library files: eqxjit, JAX, Equinox, the standard library, and the
+# The prefixes of the paths of library files: eqxjit, JAX, Equinox, the standard library, and the
 # file names that libraries give to source that they generate.
 _LIBRARY_FILES = (
     *OUR_FILES,
@@ -55,7 +55,7 @@ _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 @functools.lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
     """Return whether a file is the user's: neither installed nor in the standard library."""
-    # Imported files have absolute paths. Any other name stands for an interactive session, say.
+    # Installed files have absolute paths. Other names belong to interactive sessions, for example.
     is_installed = os.path.isabs(filename) and _INSTALLED.search(filename)
     return not (is_installed or filename.startswith(_LIBRARY_FILES))
 
@@ -76,22 +76,22 @@ def is_users_module(name: str) -> bool:
 
 
 def is_of_users_code(error: BaseException) -> bool:
-    """Return whether an error that we handle was raised by code that we called.
+    """Return whether an error that eqxjit handles was raised by code that eqxjit called.
 
-    False for an error in our own code, and for an error that a signal handler raised meanwhile.
+    False for an error in eqxjit itself, and for an error that a signal handler raised meanwhile.
     """
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_ours = all(filename.startswith(OUR_FILES) for filename in frames)
     return not is_ours and not comes_from_signal_handler(error)
 
 
-# JAX's traceback filter isn't enough: it works on printed tracebacks only, and users may switch it
-# off.
+# JAX's traceback filter isn't enough, because it works on printed tracebacks only, and users may
+# switch it off.
 def trim() -> None:
-    """Remove our frames from the traceback of the exception that the caller is handling.
+    """Remove eqxjit's frames from the traceback of the exception that the caller is handling.
 
-    Two frames always stay: the caller's, which stands for the jitted call, and the innermost, in
-    which the error was raised.
+    Two frames always stay: the caller's frame, which shows where the jitted call is, and the
+    innermost frame, in which the error was raised.
     """
     error = sys.exception()
     assert error is not None
@@ -113,7 +113,7 @@ class _Trimming(contextlib.AbstractContextManager[None]):
             trim()
 
 
-#: For functions that aren't generated. Generated functions call `trim` themselves.
+#: Used by functions that aren't generated. Generated functions call `trim` themselves.
 trimming = _Trimming()
 
 
@@ -139,9 +139,10 @@ class CallSite(NamedTuple):
 def innermost_line(
     frame: types.FrameType | None, is_wanted: Callable[[str], bool] = is_users
 ) -> CallSite | None:
-    """Return the innermost line of the user's, from a frame outwards; None if there is none.
+    """Return the innermost line in a wanted file, from a frame outwards; None if there is none.
 
-    `is_wanted` tells from a file's name whether lines of that file count.
+    `is_wanted` tells by a file's name whether the file is wanted. By default, that is a file of the
+    user's.
     """
     for each, line in traceback.walk_stack(frame) if frame else ():
         code = each.f_code
@@ -151,9 +152,10 @@ def innermost_line(
 
 
 def call_site() -> CallSite:
-    """Return the innermost line of the user's on the stack.
+    """Return the innermost line of user code on the stack.
 
-    Without one, the line is that of an installed package other than JAX, Equinox and eqxjit.
+    If there is no user code, return the innermost line of an installed package other than JAX,
+    Equinox and eqxjit.
     """
     here = sys._getframe(1)
     site = innermost_line(here)
@@ -167,16 +169,17 @@ def is_within_pmap() -> bool:
     with warnings.catch_warnings():
         # Some releases of JAX warn that `jax.pmap` is deprecated.
         warnings.simplefilter("ignore")
-        # All functions that `jax.pmap` returns share one code object, if they are in Python.
+        # All functions that `jax.pmap` returns share one code object, if they are Python functions.
         code = getattr(jax.pmap(abs), "__code__", None)
     return any(frame.f_code is code for frame, _ in traceback.walk_stack(sys._getframe(1)))
 
 
 def location(filename: str, line: int) -> str:
-    """Return what to call a line: `src/train.py:31`, `/elsewhere/a.py:1`, `Cell In[11], line 3`."""
+    """Return the name of a line, such as `src/train.py:31` or `Cell In[11], line 3`."""
     # IPython isn't imported here, because there are no cells unless it is imported already.
     ipython: Any = sys.modules.get("IPython")
-    # IPython may be missing, have no session, not know the file as a cell, or have changed.
+    # Suppressed, because IPython may be missing, have no session, not know the file as a cell, or
+    # have other names in a new release.
     with contextlib.suppress(AttributeError, TypeError):
         return f"Cell {ipython.get_ipython().compile.format_code_name(filename)[1]}, line {line}"
     try:
@@ -190,7 +193,8 @@ def location(filename: str, line: int) -> str:
 
 def wrapped_by(value: Any) -> Iterator[Any]:
     """Yield a callable and each callable that it wraps, outermost first."""
-    # Not `inspect.unwrap`, which stops at a partial. The limit ends wrappers that form a cycle.
+    # Not `inspect.unwrap`, which stops at a partial. The limit matters for wrappers that form a
+    # cycle.
     for _ in range(100):
         yield value
         if isinstance(value, (functools.partial, eqx.Partial)):
@@ -231,7 +235,7 @@ class Place(NamedTuple):
 
 
 def place_of(fun: Any) -> Place:
-    """Return where the innermost function, or other callable, in all wrappers is defined."""
+    """Return where a callable is defined. A wrapper is defined where the function in it is."""
     *_, innermost = wrapped_by(fun)
     code = code_of(innermost) or code_of(type(innermost).__call__)
     site = None
@@ -241,8 +245,8 @@ def place_of(fun: Any) -> Place:
         code = innermost.__code__
         code_hash = hash(tuple(_codes_in(innermost)))
         return Place("", code.co_qualname, site, is_users(code.co_filename), code_hash)
-    # A Module is named by its class also under a transformation. Any other callable is named by the
-    # class of its outermost wrapper.
+    # A Module is named by its class, even if a transformation such as `vmap` wraps it. Any other
+    # callable is named by the class of its outermost wrapper.
     cls: Any = type(innermost if isinstance(innermost, eqx.Module) else fun)
     return Place(cls.__module__, cls.__qualname__, site, is_users_module(cls.__module__))
 
@@ -303,7 +307,8 @@ def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
     """
     code = fun.__code__
     cells = zip(code.co_freevars, fun.__closure__ or (), strict=True)
-    # Reading an empty cell raises a `ValueError`. Its `repr` tells, and runs no code of the user's.
+    # Leave out empty cells, because reading one would raise a `ValueError`. The `repr` of a cell
+    # shows whether the cell is empty, and runs no code of the user's.
     closed_over = [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]
     defaults = fun.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
@@ -331,7 +336,7 @@ def transformation_of(fun: types.FunctionType) -> str:
     if "__wrapped__" not in vars(fun):
         return ""
     for code in _codes_in(fun):
-        # JAX defines what it returns within the transformation, as in `vmap.<locals>.vmap_f`.
+        # The function that JAX's transformation returns is nested in it: `vmap.<locals>.vmap_f`.
         name, _, rest = code.co_qualname.partition(".")
         if rest and hasattr(jax, name) and code.co_filename.startswith(_JAX_FILES):
             return name

@@ -7,7 +7,7 @@ import traceback
 import types
 from typing import Any
 
-# The settings that a switch can have, by what its environment variable says in lower case.
+# The setting of a switch, by the value of its environment variable in lower case.
 _SETTINGS = {
     "": None,
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -49,7 +49,8 @@ def short(value: Any, limit: int = 40) -> str:
     except Exception as error:
         if comes_from_signal_handler(error):
             raise
-        # The user's `repr` raised. The text is a part of another message, which matters more.
+        # The user's `repr` raised. That error isn't shown, because the text is only a part of a
+        # message, which matters more.
         text = f"{type(value).__name__} object"
     text = " ".join(text.split())
     if not text.isprintable():
@@ -62,14 +63,14 @@ def comes_from_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised this error, as the handler of a timeout does.
 
     Python runs a handler in the middle of whatever the main thread does. The handler's error isn't
-    an error of the interrupted code, so code that expects errors of its own may not catch it.
+    an error of the interrupted code, so code that handles its own errors must let this one pass.
     """
     handlers = [_code_of_handler(signal.getsignal(each)) for each in signal.valid_signals()]
     previous: types.FrameType | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        # Python passes a handler the frame that it interrupts, and that frame comes right before
-        # the handler's own in the traceback. To look for the code of installed handlers isn't
-        # enough, because some handlers reinstall an earlier handler before they raise.
+        # Python passes a handler the frame that it interrupts. In the traceback, that frame comes
+        # right before the handler's own. To look for the code of installed handlers isn't enough,
+        # because some handlers reinstall an earlier handler before they raise.
         variables = [*frame.f_locals.values()]
         variables += [each for value in variables if type(value) is tuple for each in value]
         if previous is not None and any(value is previous for value in variables):
@@ -81,7 +82,7 @@ def comes_from_signal_handler(error: BaseException) -> bool:
 
 
 def _code_of_handler(handler: Any) -> types.CodeType | None:
-    # A function or method has code itself. Calling any other object runs its class's `__call__`.
+    # A function or method has code itself. To call any other object runs its class's `__call__`.
     for each in (handler, type(handler).__call__):
         code = getattr(each, "__code__", None)
         if isinstance(code, types.CodeType):

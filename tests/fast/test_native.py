@@ -197,7 +197,7 @@ def test_python_serves_without_the_native_back_end():
     """It may be switched off, missing, or a stale build from before a `git pull`."""
     run(
         """
-        import os, sys
+        import contextlib, io, os, sys
         import equinox as eqx, jax, jax.numpy as jnp
 
         def imported():
@@ -222,6 +222,10 @@ def test_python_serves_without_the_native_back_end():
         import eqxjit._native as native
         native.INTERFACE -= 1
         check(imported())
+        from eqxjit.__main__ import main
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            main(["--info"])
+        assert "built for a different version of eqxjit" in shown.getvalue()
         sys.modules["eqxjit._native"] = None
         check(imported())
         os.environ["EQXJIT_NATIVE"] = "1"

@@ -24,7 +24,7 @@ def stage(
     `action` selects what JAX does with the jitted function, such as `lower`. Nothing is run.
     """
     __tracebackhide__ = True
-    # A `ShapeDtypeStruct` may stand for an array here.
+    # Unlike in a call, a `ShapeDtypeStruct` is accepted in place of an array.
     call = handler.make_call(args, kwargs, (jax.ShapeDtypeStruct,), is_staged=True)
     with ending(call):
         staged = call_in_flight(call, action(call.entry.jitted), *call.flat)
@@ -154,8 +154,8 @@ class Lowered:
 
         A `Compiled`, to be called with arguments like those that it was lowered for.
         """
-        # The same as the entry of the function, but for `jitted`: calls run the compiled program
-        # itself, not a `jax.jit`, which would trace again for other shapes.
+        # This entry differs from that of the function only in `jitted`. Calls run the compiled
+        # program itself, because a `jax.jit` would trace again for other shapes.
         traced = self._entry
         entry = Entry(traced.spec, self._handler.function, traced.n_fun)
         entry.jitted = self._compile(compiler_options)

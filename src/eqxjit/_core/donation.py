@@ -1,7 +1,7 @@
 """Hides JAX's warning about unusable donated buffers wherever Equinox hides it.
 
 Equinox changes Python's warning filters in each call, which affects all threads. Here one filter
-stays in place. It matches only if its thread is in a call of a function that hides the warning.
+stays in place. It matches only in a thread that is in a call of a function that hides the warning.
 """
 
 import contextlib
@@ -39,8 +39,9 @@ _filter: Any = ("ignore", _Pattern(), Warning, None, 0)
 def hide_warning() -> None:
     """Put our filter before all others, just before JAX lowers a program and may warn.
 
-    That is done before each lowering, because the user may have added filters meanwhile. Leaving a
-    `warnings.catch_warnings` block also restores the filters from before the block.
+    This is repeated before each lowering, because the filter may have lost its place: the user may
+    have added filters, or left a `warnings.catch_warnings` block, which restores the filters from
+    before the block.
     """
     _listen()
     filters = cast(list[Any], warnings.filters)

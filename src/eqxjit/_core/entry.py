@@ -1,7 +1,7 @@
 """The records of programs, entries and calls: `Program`, `Out`, `Entry` and `Call`.
 
-State of one program is on its `Program`, and state of one call is on its `Call`. An `Entry` has
-what all calls with one spec share.
+The state of one program is in its `Program`, and the state of one call is in its `Call`. An `Entry`
+has what all calls with one spec share.
 """
 
 import dataclasses
@@ -14,7 +14,12 @@ import jax.numpy as jnp
 
 from .._compat import may_raise, native
 from .._diagnostics.description import ArrayPart, Description
-from .._spec.static_key import CONSTANTS, changeable_keys, check_unchanged, interchangeable
+from .._spec.static_key import (
+    CONSTANTS,
+    changeable_keys,
+    compare_changed_by_identity,
+    interchangeable,
+)
 from .._spec.tree import Spec, count_arrays, split
 
 # --- Programs -------------------------------------------------------------------------------------
@@ -51,8 +56,8 @@ class Program(_Base):
         self.must_wait = must_wait
 
     def __repr__(self) -> str:
-        # The same for all programs. JAX writes it into the text of a program, and its persistent
-        # cache finds programs by their text.
+        # All programs have the same `repr`, because JAX writes it into the text of a program, and
+        # JAX's persistent cache finds programs by their text.
         return "program"
 
     def read(self, lowered: Any) -> None:
@@ -88,7 +93,7 @@ class Out(NamedTuple):
     slots: tuple[int, ...]
 
     def is_interchangeable_with(self, other: "Out") -> bool:
-        """Return whether callers can't tell the two apart.
+        """Return whether callers can't tell this `Out` from the other.
 
         Constants and tuples of constants are compared by value. Other static objects are compared
         by identity, because callers get the very object.
@@ -125,13 +130,13 @@ class Entry:
         `block=True`.
     - `hides_donation_warning`: whether JAX's warning about unusable donated buffers is hidden.
     - `out`: the `Out` of the first program. Missing until a trace has completed.
-    - `outs`: the `Out` of each program, by the number of the program. A weak reference to the
-        program comes with the `Out`, and removes both when JAX drops the program.
+    - `outs`: the `Out` of each program, and a weak reference to the program, by its number. When
+        JAX drops the program, the weak reference removes both.
     - `why_dropped`: the reason why the table dropped the entry, if there is one. The traces of the
         entry share this list, so they learn the reason, too.
     - `watches`: weak references to static objects. When an object dies, the table drops the entry.
     - `n_hits`: how many calls of the slow path ran an existing program.
-    - `last_used`: when the entry was last used, by the clock of the table.
+    - `last_used`: when the entry was last used, by the clock of the table, which counts uses.
     """
 
     jitted: Any
@@ -157,15 +162,16 @@ class Entry:
         `came_in` are all static objects of the call (`Call.all_statics`).
         """
         # The user's function has just returned. If it, or another thread, has changed a static
-        # array meanwhile, the program may have compiled in other numbers than the key says.
-        check_unchanged(self._static_arrays)
+        # array, the numbers that the program has compiled in may differ from those in the key.
+        compare_changed_by_identity(self._static_arrays)
         spec, arrays, statics = split(output, is_input=False, key_of=_no_key)
         slots = _slots(statics, came_in)
-        # The objects that the call passed in aren't kept: they may die before the program.
+        # Don't keep the objects that the call passed in, so that they can die before the program.
         kept = [v if slot < 0 else None for v, slot in zip(statics, slots, strict=True)]
         out = Out(spec, tuple(kept), slots)
-        # By `setdefault`, because another thread may be first. If the two are interchangeable, only
-        # the first is kept, so that generated Python can compare them by identity.
+        # `setdefault` is atomic, so it doesn't matter if another thread is first. If the new `Out`
+        # is interchangeable with that of the first program, both programs get the same `Out`
+        # object. So generated Python can compare them by identity.
         first = self.__dict__.setdefault("out", out)
         program = Program(self.block)
         self._remember(program, first if out.is_interchangeable_with(first) else out)
@@ -176,8 +182,8 @@ class Entry:
     def _remember(self, program: Program, out: Out) -> None:
         """Keep the `Out` of a program until JAX drops the program."""
         number = program.number
-        # Weak, because `outs` holds `forget`: a cycle would keep the user's objects alive until
-        # garbage collection.
+        # A weak reference, because `outs` holds `forget`. A cycle would keep the user's objects
+        # alive until garbage collection.
         outs_ref = weakref.ref(self.outs)
 
         def forget(_: Any) -> None:
@@ -196,9 +202,10 @@ def _slots(statics: list[Any], came_in: list[Any]) -> tuple[int, ...]:
             places.setdefault(id(value), []).append(place)
     slots = []
     for value in statics:
-        # One object may have come in at several places, where another call passes several equal
-        # objects. If the object is returned as often, as in a model that is passed and returned,
-        # each object goes back to its own place.
+        # One object may have come in at several places, and a later call may pass several equal
+        # objects there. Then each place in the output gets an object of its own: the first place in
+        # the output gets the object from the first place in the call, and so on. So a model that is
+        # passed and returned gets each object back in its own place.
         left = places.get(id(value), [-1])
         slots.append(left.pop(0) if len(left) > 1 else left[0])
     return tuple(slots)

@@ -31,15 +31,15 @@ def runtime_error(error: BaseException) -> BaseException | None:
         return None
     message, stack = last_runtime_error()
     if message is None or f"{CALLBACK_ERROR_NAME}: {message}" not in text:
-        # Equinox keeps the latest error of all threads. It may be that of a different thread, or
-        # missing in a new release.
+        # Equinox keeps only the latest error of all threads. That may be the error of a different
+        # thread. A new release of Equinox may keep none.
         found = _MESSAGE.search(text)
         if found is None:
             return None
         message = found[1]
         stack = []
-    # The stack has frames as strings, innermost first, and marks where jitted functions begin by
-    # bytes. Like Equinox, show the frames inside of the outermost jitted function.
+    # The stack has its frames as strings, innermost first. Bytes among them mark where a jitted
+    # function begins. Like Equinox, show the frames inside of the outermost jitted function.
     marks = [i for i, part in enumerate(stack) if isinstance(part, bytes)]
     frames = [part for part in stack[: max(marks, default=len(stack))] if isinstance(part, str)]
     shown = "".join(reversed(frames))
@@ -47,7 +47,7 @@ def runtime_error(error: BaseException) -> BaseException | None:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return the text of an error of JAX; empty if its argument isn't a string, as JAX's is."""
+    """Return the text of an error that JAX may have raised; empty if it has no text."""
     return error.args[0] if error.args and isinstance(error.args[0], str) else ""
 
 
@@ -56,7 +56,7 @@ _DELETED = ("INVALID_ARGUMENT: Invalid buffer passed", "Array has been deleted")
 
 
 def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> BaseException | None:
-    """Return an error that names the array at fault, if JAX or XLA rejected an array by `error`.
+    """Return an error that names the array at fault; `None` if `error` doesn't reject an array.
 
     `arrays` are all arrays of the call, with their paths.
     """
@@ -65,7 +65,7 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
     if cls not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
         return None
     text = _text_of(error)
-    # XLA words this error in several ways, and names arrays only by a flat index.
+    # XLA has several texts for this error, all of which give arrays only by a flat index.
     is_donated_twice = "Attempt to " in text and "donate" in text
     paths: dict[int, str] = {}
     for path, leaf in arrays:

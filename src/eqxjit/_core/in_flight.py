@@ -36,7 +36,7 @@ else:
     def in_flight(entry: Entry | None = None) -> Call | None:
         """Return this thread's innermost call in flight, or `None`.
 
-        With an `entry`, calls of other entries are passed over.
+        With an `entry`, calls of other entries are skipped.
         """
         for record in reversed(_stack.calls):
             if entry is None or record[0] is entry:

@@ -61,7 +61,7 @@ def check_options(
 
     **Raises:**
 
-    - `TypeError` or `ValueError`, if an option is unknown or can't have its value.
+    - `TypeError` or `ValueError`, if an option is unknown or has a value that isn't allowed.
     """
     if not isinstance(donate, str) or donate not in _WAYS_TO_DONATE:
         ways = ", ".join(map(repr, _WAYS_TO_DONATE))
@@ -85,7 +85,8 @@ def check_options(
 def _check_jit_arguments(jit_arguments: Mapping[str, Any]) -> None:
     """Raise an error if `jax.jit` rejects one of these options.
 
-    So the error is raised where the function is wrapped, as in Equinox, and not by its first call.
+    Without this check, the first call would raise the error. Equinox, too, raises it where the
+    function is wrapped.
     """
     try:
         jax.jit(lambda: None, **jit_arguments)

@@ -65,8 +65,9 @@ def bind_and_split(
 class ending:
     """A context manager around the part of a call in which JAX may trace.
 
-    If that part raises an error, a clearer error is raised instead, if there is one, and an entry
-    that no trace has completed is dropped. In any case a trace of this call is then logged.
+    If that part raises an error, a clearer error is raised instead, if there is one. The entry is
+    dropped if none of its traces has completed. At the end, with or without an error, the trace of
+    this call is logged, if it has completed.
     """
 
     # Not a `contextmanager`, because its generator would add frames to the user's traceback.
@@ -85,7 +86,7 @@ class ending:
                 drop_unused(call)
                 raise_clearer(error, call)
         finally:
-            # Last, because the log shows how long JAX took for the whole call.
+            # At the end of the call, because the log shows how long JAX took for the whole call.
             call.function.table.history.finish(call)
 
 
@@ -110,9 +111,9 @@ def finish(call: Call, output: Output) -> Any:
     [(program, arrays)] = output.items()
     call.program = program
     is_part = has_tracers(arrays)
-    # Under a transformation the program may become a part of another program, which can't be read
-    # here. It may do so even if all outputs are arrays, because a program can refer to the axis of
-    # a `vmap` by name.
+    # Under a transformation the program may become a part of a different program, which can't be
+    # read here. That may be so even if no output is a tracer, because a program can refer to the
+    # axis of a `vmap` by name.
     if program.unread and not is_part and not is_transforming():
         call.jaxpr, call.lowered = lower_again(call)
         program.read(call.lowered)
@@ -135,15 +136,16 @@ def lower_again(call: Call) -> tuple[Any, Any]:
     # `EQX_ON_ERROR=breakpoint` replaces `jax.jit`, and a compiled function has no `trace`.
     if not hasattr(jitted, "trace"):
         return None, None
-    # JAX finds the program fastest by avals. A committed array is passed itself, because its aval
-    # doesn't tell its devices. Donated arrays are deleted by now, but still have their avals.
+    # JAX finds the program fastest by avals. For a committed array, pass the array itself, because
+    # an aval doesn't have the array's devices. Donated arrays are deleted by now, but still have
+    # their avals.
     flat = [x.aval if type(x) is ArrayImpl and not x.committed else x for x in call.flat]
     try:
         traced = jitted.trace(*flat)
         return traced.jaxpr, traced.lower()
     except Exception as error:
         # The program has run, so the call mustn't fail because JAX can't find the program again.
-        # None of the user's code runs here, except that a signal handler may raise.
+        # The user's function isn't called here, but a signal handler may raise an error.
         if comes_from_signal_handler(error):
             raise
         return None, None
@@ -152,7 +154,8 @@ def lower_again(call: Call) -> tuple[Any, Any]:
 def combine_output(call: Call, out: Out, arrays: list[Any]) -> Any:
     """Return the user's output, combined from its arrays and the other parts in `out`."""
     statics = out.statics
-    # Most outputs contain no static object that came in. Building the list of these takes a while.
+    # Most outputs contain no static object that the call passed in. So usually skip `all_statics`,
+    # which builds a list.
     if max(out.slots, default=-1) >= 0:
         came_in = call.all_statics
         statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
@@ -182,13 +185,13 @@ class CallHandler:
         self.function = function
         self.table = function.table
         self.fun_arrays = fun_arrays
-        # Weak, because a cycle would keep arrays alive until garbage collection.
+        # A weak reference, because a cycle would keep arrays alive until garbage collection.
         self.wrapper = weakref.ref(wrapper)
         self.fasts = self.table.fasts if fasts is None else fasts
         if native is None:
             self.unlink()
         else:
-            # Once is enough, because C reads the list of fast paths in each call.
+            # Linking once is enough, because C reads the list of fast paths in each call.
             link(wrapper, self)
 
     # --- The slow path ------------------------------------------------------------------------
@@ -239,7 +242,7 @@ class CallHandler:
         A fast path needs a `Call` only if JAX traces, if a program is unread, or for an error.
         """
         bound = bind_and_split(self.function, args, kwargs)
-        # Not by `==`, which would run the `==` of the user's static objects.
+        # Compare only hashes, because `==` of specs would call `==` of the user's static objects.
         if hash(bound.spec) != hash(entry.spec):
             raise ValueError(
                 "An argument was flattened twice in one call, with different results. The flatten "
@@ -258,7 +261,8 @@ class CallHandler:
         __tracebackhide__ = True
         try:
             with trimming, ending(call):
-                # Raised here, so that it is the context of a clearer error, as in the slow path.
+                # Raise the error here, so that it becomes the context of a clearer error, as in the
+                # slow path.
                 raise error
         finally:
             # The traceback of the error refers to this frame, so a local name would be a cycle.
@@ -303,7 +307,7 @@ class CallHandler:
             return None
 
 
-# Without C this method is in a wrapper's `__call__`. Tools such as beartype report a wrong call of
-# the wrapper by the name of the method.
+# Without C, `wrapper.__call__` is this method. If a wrapper is called wrongly, tools such as
+# beartype show the method's name in their errors.
 CallHandler.slow_call.__module__ = "eqxjit.types"
 CallHandler.slow_call.__qualname__ = "JitFunction.__call__"

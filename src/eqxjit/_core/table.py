@@ -35,8 +35,8 @@ MAX_FAST = 64
 _CALLS_PER_TURN = 64
 
 # A function has at most this many tables: one for each form in which it is wrapped
-# (`filter_grad(f)`, `partial(f, ...)`, other options). Callables that have no `__dict__` share this
-# number.
+# (`filter_grad(f)`, `partial(f, ...)`, other options). This is also the limit for all callables
+# together that wrap no Python function, such as Modules.
 _MAX_TABLES = 128
 
 
@@ -62,7 +62,7 @@ def watch(owner: Any, key: Hashable) -> list[weakref.ref[Any]]:
     When the first of these objects dies, `owner` forgets the key. The caller must keep the
     references: a dead one never calls back.
     """
-    # Not a bound method: it would keep the owner alive, which holds the references.
+    # Not a bound method, which would keep the owner alive, because the owner holds the references.
     owner_ref = weakref.ref(owner)
 
     # `sys.is_finalizing` is a default value, because globals are gone when the interpreter exits.
@@ -79,10 +79,10 @@ class Table:
 
     - `signature`, `options`: the signature of the function, and the options.
     - `history`: the history of the function's traces.
-    - `entries`: the entry of each spec. To look an entry up may run the `==` of a user's static
-        object, so no lock is held meanwhile.
-    - `fasts`: the fast paths. The fast path that was hit or added last comes first. C walks this
-        list itself, and moves a fast path that it hits to the front. So Python walks copies.
+    - `entries`: the entry of each spec. No lock is held while an entry is looked up, because that
+        may run the `==` of a user's static object.
+    - `fasts`: the fast paths. The fast path that was hit or added last comes first. Python iterates
+        over copies of this list, because C moves a fast path to the front when a call hits it.
     - `linked`: without C, weak references to the handlers of wrappers that call all `fasts`.
     - `n_hits`: the hits of entries that were dropped, and of fast paths that were removed.
     """
@@ -105,7 +105,10 @@ class Table:
     # --- Entries ------------------------------------------------------------------------------
 
     def find(self, spec: Spec, make: Callable[[], Entry]) -> Entry:
-        """Return the entry of a spec, or add a new one; it now counts as the most recently used."""
+        """Return the entry of a spec. If there is none, add the entry that `make` returns.
+
+        The entry then counts as the most recently used one.
+        """
         entry = self.entries.get(spec) or self._add(make())
         entry.last_used = next(self._clock)
         return entry
@@ -155,7 +158,8 @@ class Table:
     def _drop_dead(self) -> None:
         while self._dead and self._lock.acquire(blocking=False):
             try:
-                # Another thread may have been first, or garbage collection in this one.
+                # `_dead` is a queue that other threads, or garbage collection in this thread, may
+                # empty at the same time.
                 with contextlib.suppress(IndexError):
                     while True:
                         self.drop(self._dead.popleft())
@@ -229,13 +233,22 @@ def fast_path(call: Any) -> Any | None:
     next such call, too.
     """
     entry = call.entry
-    if call.spec[4][0] != DICT:
-        # The name of a keyword argument is an object of a subclass of `str`.
+    args_spec, kwargs_spec = call.spec[3:]
+    if kwargs_spec[0] != DICT:
+        # `kwargs` isn't a plain dict of strings, because the name of a keyword argument is an
+        # object of a subclass of `str`. The guards don't know such dicts.
         return None
     if native is not None:
-        specs, n_statics = call.spec[3:], len(call.statics)
-        sizes = n_statics, entry.n_arrays, entry.n_fun
-        return native.Fast(entry, entry.jitted, *specs, entry.outs, *sizes)
+        return native.Fast(
+            entry,
+            entry.jitted,
+            args_spec,
+            kwargs_spec,
+            entry.outs,
+            len(call.statics),
+            entry.n_arrays,
+            entry.n_fun,
+        )
     try:
         return PythonFast(call.function, entry)
     except TooLarge:
@@ -267,9 +280,9 @@ class Function:
         options: Options,
         table: Table | None = None,
     ):
-        # Wrappers with equal keys share programs, and no call compares the objects that the
-        # function holds. A static array may change in place before a later trace, so it equals
-        # itself alone.
+        # Wrappers with equal keys share programs, and no call compares the static objects that the
+        # function holds. A static array may change in place before a later trace, so compare it by
+        # identity.
         for key in changeable_keys(spec):
             key.compare_by_identity()
         self.spec = spec
@@ -278,9 +291,9 @@ class Function:
         self.keeps_arrays = table is not None
         # A wrapper is a pytree node with this object as its metadata, so JAX compares it.
         self.key = options[:4], static_key(options.jit_arguments), spec
-        # The signature is read only if there is no table yet: that takes longer than a call, and
-        # much code wraps a function wherever it calls it. A frozen function passes its own table,
-        # because the key of a shared table would keep the frozen arrays alive.
+        # Read the signature only if there is no table yet. To read it takes longer than a call, and
+        # much code wraps the function anew for each call. A frozen function passes a table of its
+        # own, because the key of a shared table would keep the frozen arrays alive.
         self.table = table or _tables_of(fun).get(
             self.key,
             lambda: Table(Signature(fun, *names_of(fun)), options, place_of(fun)),
@@ -366,8 +379,8 @@ class _Tables:
     """The tables of one function: one for each form in which the function is wrapped.
 
     - `owner`: a weak reference to the function; `None` for the tables of all other callables.
-    - `by_key`: each table by its key, with weak references to the objects that the key refers to.
-        When one of these objects dies, the table is dropped.
+    - `by_key`: each table by the `key` of its `Function`, with weak references to the objects that
+        the key refers to. When one of these objects dies, the table is dropped.
     """
 
     def __init__(self, owner: object | None):
@@ -376,10 +389,10 @@ class _Tables:
 
     def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
         """Return the table of a key. If there is none, add the table that `make` returns."""
-        # Without a lock, because comparing keys may run a user's `==`.
+        # No lock is held here, because comparing keys may run a user's `==`.
         found = self.by_key.get(key)
         if found is None:
-            # By `setdefault`, because another thread may be first.
+            # `setdefault` is atomic, so it doesn't matter if another thread is first.
             found = self.by_key.setdefault(key, (make(), watch(self, key)))
             for oldest in list(self.by_key)[:-_MAX_TABLES]:
                 self.forget(oldest)
@@ -389,18 +402,21 @@ class _Tables:
         self.by_key.pop(key, None)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # Called if a function is pickled by value, or if its `__dict__` is copied. Compiled
+        # Called if a function is pickled by value, or if its `__dict__` is deep-copied. Compiled
         # programs can't be copied, so the copy has `None` instead of tables.
         return type(None), ()
 
 
 _lock = threading.RLock()
-# The tables of callables with no Python function below them, such as Modules.
+# The tables of callables that wrap no Python function, such as Modules.
 _shared = _Tables(None)
 
 
 def _tables_of(fun: Any) -> _Tables:
-    """Return the tables that lie on the Python function below a callable."""
+    """Return the tables of the Python function that a callable is or wraps.
+
+    All callables that wrap no Python function share their tables.
+    """
     innermost = next((below for below in wrapped_by(fun) if type(below) is FunctionType), None)
     if innermost is None:
         return _shared

@@ -38,7 +38,7 @@ class TracedFunction:
         user's, because JAX keeps it for longer than the user keeps the function.
     """
 
-    # Set here, because JAX asks for the signature often, and `inspect` is slow to compute it.
+    # Set on the class, because JAX reads the signature often, and `inspect` is slow to compute it.
     __signature__ = inspect.signature(lambda *leaves: None)
 
     def __init__(self, name: str, site: CallSite | None, entry: Entry):
@@ -48,7 +48,7 @@ class TracedFunction:
         self._debug_info: Any = None
         if site is not None:
             self._source += f" at {site.filename}:{site.line}"
-            # Some parts of JAX don't ask for `__fun_debug_info__`, and read the place off the code.
+            # Some parts of JAX don't read `__fun_debug_info__`. They take the place from the code.
             code = (lambda: None).__code__
             self.__code__ = code.replace(co_filename=site.filename, co_firstlineno=site.line)
 
@@ -69,12 +69,13 @@ class TracedFunction:
             raise NotInFlight
         is_trace = has_tracers(leaves)
         if not leaves:
-            # There is no tracer by which to recognise a trace.
+            # Without arrays there is no tracer by which to recognise a trace.
             is_trace = is_staging() and not is_jit_disabled()
         if is_trace:
             return _trace(entry, call, leaves)
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced. With
-        # `jax_debug_nans`, JAX calls a function whose program returned a NaN once more, on arrays.
+        # `jax_debug_nans`, if a program returned a NaN, JAX calls its function again with arrays
+        # instead of tracers.
         return _run(entry, call, leaves)
 
 

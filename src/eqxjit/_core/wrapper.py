@@ -72,7 +72,8 @@ class _Jitted(Generic[P, T]):
 
         **Arguments:**
 
-        - `*args`, `**kwargs`: as for a call. A `jax.ShapeDtypeStruct` may stand for an array.
+        - `*args`, `**kwargs`: as for a call. In place of an array, a `jax.ShapeDtypeStruct` can be
+            passed.
 
         **Returns:**
 
@@ -101,16 +102,16 @@ class _Jitted(Generic[P, T]):
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile the function for arguments like these ahead of time, without running it.
 
-        Later calls with such arguments then trace and compile nothing, even if they are made by a
-        different wrapper of the same function, or in a different thread. Several functions can be
-        compiled concurrently, each in a thread.
+        Later calls with such arguments then trace and compile nothing, even if they call a
+        different wrapper of the same function, or run in a different thread. Several functions can
+        be compiled concurrently, each in a thread.
 
         **Arguments:**
 
-        - `*args`, `**kwargs`: as for a call. A `jax.ShapeDtypeStruct` may stand for an array, also
-            within a Module (see `eqx.filter_eval_shape`). It must have the shape, dtype and
-            `weak_type` of the array in later calls. If that array has been put on a device
-            explicitly, the `jax.ShapeDtypeStruct` must also have its `sharding`.
+        - `*args`, `**kwargs`: as for a call. In place of an array, a `jax.ShapeDtypeStruct` can be
+            passed, also within a Module (see `eqx.filter_eval_shape`). It must have the shape,
+            dtype and `weak_type` of the array in later calls. If that array has been put on a
+            device explicitly, the `jax.ShapeDtypeStruct` must also have its `sharding`.
 
         **Returns:**
 
@@ -299,7 +300,7 @@ class JitFunction(_Jitted[P, T], Dispatcher):
 
     @property
     def _content(self) -> types.FunctionType:
-        """A function that stands for the wrapped function and its options in a pickle.
+        """A function that represents the wrapped function and its options in a pickle.
 
         Picklers such as cloudpickle decide by the module of a function whether they pickle it by
         name or by value. They decide the same for this function as for the user's. Pickles contain
@@ -309,16 +310,16 @@ class JitFunction(_Jitted[P, T], Dispatcher):
         content.__module__ = self._function.attributes["__module__"]
         content.__qualname__ = f"{self._function.signature.qualname}._content"
         content.content = self.__wrapped__, self._function.options
-        # Always the same object, in all threads, because picklers compare it by identity with the
-        # object that they find by its name.
+        # Return the same object in all threads and calls, because picklers compare it by identity
+        # with the object that they find by its name.
         return vars(self._function).setdefault("_content", content)
 
 
 def _blank() -> JitFunction[..., Any]:
     """Return an empty wrapper, which unpickling then fills in by `__setstate__`.
 
-    Those are two steps, because the wrapped function may refer to its wrapper. Pickles contain the
-    name `_blank`.
+    The wrapper exists before its function is unpickled, because the function may refer to the
+    wrapper. Pickles contain the name `_blank`.
     """
     return JitFunction.__new__(JitFunction)
 
@@ -332,9 +333,10 @@ class BoundJitFunction(_Jitted[P, T], functools.partial[T]):
 
     __slots__ = ()
 
-    # Shown by `help(model.step)`.
+    # `help(model.step)` shows this docstring.
     __doc__ = property(lambda self: self.func.__doc__)  # type: ignore[assignment]
-    # The wrapper. By `__getattr__` it would be the function of the unwrapped method, without jit.
+    # The wrapper. `__getattr__` would return the function of the unwrapped method, which isn't
+    # jitted.
     __func__ = property(operator.attrgetter("func"))
     _wrapper = property(operator.attrgetter("func"))
     _bound = property(operator.attrgetter("args"))
@@ -420,8 +422,8 @@ def filter_jit(
     """Compile a function. JAX and NumPy arrays in its arguments are traced, all else is static.
 
     This is a drop-in replacement for `equinox.filter_jit` with faster calls. A call returns before
-    its computation is done, unless the program can raise. Static values are compared by type and
-    value, so `f(x, 1)` and `f(x, True)` are compiled separately.
+    its computation is done, except in the cases named at `block`. Static values are compared by
+    type and value, so `f(x, 1)` and `f(x, True)` are compiled separately.
 
     **Arguments:**
 
@@ -434,9 +436,10 @@ def filter_jit(
             hidden, too.
         - `"warn"`, `"warn-except-first"`: the same arrays, but JAX's warning is shown.
         - `"none"`: no arrays. This is the default.
-    - `block`: whether each call waits until its computation is done, as in Equinox. By default only
-        calls wait whose program can raise, because it has a callback (`eqx.error_if`, for example)
-        or a foreign call.
+    - `block`: whether each call waits until its computation is done, as in Equinox. By default a
+        call waits only if its program can raise, because the program has a callback
+        (`eqx.error_if`, for example) or a foreign call, or if the program reads a large NumPy array
+        in place.
     - `maxsize`: for how many static structures compiled programs are kept. A further structure
         replaces the least recently used structure. `None` means no limit.
     - `max_traces`: how many traces are allowed before the cache is cleared. All wrappers of the

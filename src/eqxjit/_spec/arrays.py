@@ -6,7 +6,7 @@ a CPU, measured with jax 0.8.0 and 0.10.2, make it possible to allow this at lit
 - JAX reads the memory of an array in place while the program runs, if the memory is aligned by 64
   bytes and contiguous, and if JAX keeps the dtype.
 - JAX copies any other array. It copies before its call returns if the array isn't contiguous, if
-  JAX converts the dtype, or if the array has less than 100 KiB. Otherwise it copies later, in a
+  JAX converts the dtype, or if the array is smaller than 100 KiB. Otherwise it copies later, in a
   thread.
 
 So `passed` treats NumPy arrays in three ways. An array that JAX copies before its call returns is
@@ -14,8 +14,8 @@ passed as it is. A large array that JAX reads in place may be passed as it is, t
 call waits for its program. Any other array is copied once. If it is large, the copy is aligned, so
 that JAX doesn't copy it again.
 
-On devices other than a CPU, and under transformations, `passed` copies each NumPy array. The reason
-for the latter is that a transformation may keep an array for a later pass.
+On devices other than a CPU, and under transformations, `passed` copies each NumPy array. Under a
+transformation it must, because the transformation may keep the array for a later pass.
 """
 
 import functools
@@ -38,7 +38,9 @@ from .tree import ARRAY_CLASSES, has_tracers
 
 _ALIGNMENT = 64
 
-# JAX copies an array with fewer bytes before its call returns, unless the array is aligned.
+# JAX copies an array with fewer bytes than this before its call returns, unless the array is
+# aligned. JAX's own limit is 100 KiB. A lower limit here is safe, because then more arrays are
+# copied here.
 _SMALL = 96 << 10
 
 # An array with at most this many bytes is copied even if JAX would read it in place. The copy takes
@@ -49,8 +51,8 @@ _CHEAP_TO_COPY = 1 << 19
 def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
     """Return the arrays that a call passes to JAX, and whether it must wait for its program.
 
-    A call asks this only once, after all of its arguments have matched. The tracers of an eager
-    transformation stay, but NumPy arrays within them are replaced by copies.
+    A call asks this only once, after all of its arguments have matched. Tracers of an eager
+    transformation are passed as they are, but NumPy arrays within them are replaced by copies.
 
     **Arguments:**
 
@@ -93,8 +95,9 @@ def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
 def _copy_small_in_python(leaves: list[Any], n_bytes: int) -> list[int]:
     """Copy the NumPy arrays in a list that have fewer bytes.
 
-    Returns the indices of all other NumPy arrays, and of tracers. C doesn't copy arrays that JAX
-    copies itself. In Python, finding out whether an array is aligned takes longer than copying it.
+    Return the indices of all other NumPy arrays, and of tracers. The C function of this name leaves
+    arrays alone that JAX copies itself. In Python, finding out whether JAX copies an array takes
+    longer than copying the array.
     """
     undecided = []
     for i, leaf in enumerate(leaves):
@@ -131,8 +134,8 @@ def _is_worth_a_wait(array: np.ndarray, leaves: list[Any]) -> bool:
         plain.nbytes > _CHEAP_TO_COPY
         and plain.flags.c_contiguous
         and plain.ctypes.data % _ALIGNMENT == 0
-        # If an array isn't ready, an earlier program still runs. The call would wait for that
-        # program, too. A copy costs nothing then, because it is made while the program runs.
+        # If an array isn't ready, an earlier program still runs, and the call would wait for that
+        # program, too. Copying takes no extra time then, because the program runs meanwhile.
         and all(leaf.is_ready() for leaf in leaves if type(leaf) is ArrayImpl)
     )
 
@@ -161,8 +164,9 @@ def wait_for(arrays: list[Any]) -> None:
     while left:
         array = left.pop()
         if isinstance(array, Tracer):
-            # An eager `vmap` or `grad` has run the program, too. Each array is waited for, because
-            # some may be inputs that were passed through, and these are ready before the program.
+            # Under an eager `vmap` or `grad`, the program has run on the arrays that the tracer
+            # wraps. Wait for each array, because some may be inputs that were passed through, and
+            # these may be ready before the program has run.
             left.extend(wrapped_by_tracer(array))
         elif isinstance(array, jax.Array):
             array.block_until_ready()

@@ -4,7 +4,7 @@ A key is hashable. `equinox.filter_jit` compares static objects by `==`. Keys di
 
 - `1`, `True` and `1.0` have different keys, and so have `0.0` and `-0.0`. NaN equals NaN.
 - Dicts with equal items in a different order have different keys.
-- Both rules also hold inside of builtin containers, Modules, and dataclasses whose `__eq__` is
+- These two rules also hold inside of builtin containers, Modules, and dataclasses whose `__eq__` is
     generated.
 - The parts of a container are copied into its key, so a later change in place is noticed.
 
@@ -34,8 +34,9 @@ from .._compat import ArrayImpl, fields_of, has_generated_eq, native
 #: unchanged, and a different object is compared by `==`.
 MAX_PARTS = 100
 
-# The key of an object that is read into parts is `(reader, class, names or None, part, ...)`, where
-# these numbers stand for the readers. `native.c` has the same numbers.
+# The key of an object that is read into parts is `(reader, class, names or None, part, ...)`. The
+# `reader` is one of these numbers, and tells guards how to compare an object with the key without
+# creating the key of the object. `native.c` has the same numbers.
 NUMBER, ITEMS, PAIRS, FIELDS, OTHER = range(5)
 
 #: The types whose objects are their own keys, because an object of a different type never has an
@@ -66,8 +67,8 @@ class Opaque:
         self.identity_suffices = identity_suffices
         self.content = content
         try:
-            # The hash of an array covers only its dtype and shape. So an array whose numbers are
-            # changed in place is still found.
+            # The hash of an array covers only its dtype and shape. So a dict still finds the key
+            # of an array whose numbers were changed in place.
             self.hash = hash(value if content is None else content[:2])
         except TypeError:
             # The object has no hash, like a list, or like a tuple that contains a list.
@@ -129,11 +130,11 @@ class IdentityRef(weakref.ref[Any]):
 
 
 class _Static(NamedTuple):
-    """Stands for a static object in a spec.
+    """The spec of a static object.
 
     - `key`: the key of the object.
-    - `ask`: whether guards must ask JAX's registry, because someone may have registered the class
-        of the object as a node meanwhile.
+    - `ask`: whether guards must ask JAX's registry, because the class of the object may have been
+        registered as a node since the spec was created.
     """
 
     key: Hashable
@@ -160,7 +161,7 @@ def static_key(value: Any) -> Hashable:
         part is a key or, for a number, its bits;
     - an `Opaque`, for any other object.
     """
-    # The list has one number: how many parts may still be read, at all levels together.
+    # The list holds one number: how many parts may still be read, at all levels together.
     try:
         return _key(value, [MAX_PARTS])
     except _TooLarge:
@@ -172,7 +173,7 @@ def same(value: Any, key: Hashable) -> bool:
     # An array or a large container counts as unchanged if it is the same object.
     if type(key) is Opaque and key.identity_suffices and value is key.value:
         return True
-    # In this order `Opaque` asks the `==` of the new value, as a lookup in a dict does.
+    # In this order `Opaque` calls the `==` of the new value, as when a table looks up a spec.
     return key == static_key(value)
 
 
@@ -187,7 +188,8 @@ def _key(value: Any, n_left: list[int]) -> Hashable:
         read = _reader_of_class(kind)
     if read is None:
         # Inside of a container (`n_left` has been reduced), the same object counts as unchanged
-        # without a hash, because the `==` of builtin containers also checks the identity first.
+        # without comparing hashes, because the `==` of builtin containers also checks the identity
+        # first.
         return Opaque(value, n_left[0] < MAX_PARTS)
     return read(value, n_left)
 
@@ -204,14 +206,14 @@ def _by_identity(value: Any) -> Hashable:
     """Return the key of an object that is compared by identity."""
     if type(value).__weakrefoffset__:
         return IdentityRef(value)
-    # Some classes don't support weak references: `object`, for example, and classes with
-    # `__slots__`.
+    # Some classes don't support weak references. Examples are `object`, and classes whose
+    # `__slots__` don't include `__weakref__`.
     return Opaque(value, True, (id(value),))
 
 
 # --- Readers, which return the keys of objects of certain classes ---------------------------------
 
-# Takes the object, and a list with the number of parts that may still be read.
+# A reader takes the object, and a list with the number of parts that may still be read.
 _Reader = Callable[[Any, list[int]], Hashable]
 
 
@@ -228,20 +230,20 @@ def _complex(value: complex, n_left: list[int]) -> Hashable:
 
 
 def _bits(value: float) -> bytes:
-    # Bits tell `0.0` from `-0.0`. All NaNs get the bits of one NaN.
+    # The bits of `0.0` and `-0.0` differ. All NaNs get the bits of one NaN.
     return struct.pack("d", math.nan if math.isnan(value) else value)
 
 
 def _items(value: Any, n_left: list[int]) -> Hashable:
-    # By the `__iter__` of the base, because a subclass may have a different `__iter__`, which says
-    # nothing about `==`.
+    # Not `[*value]`, because a subclass may define an `__iter__` that yields other items than those
+    # that the inherited `==` compares.
     base: Any = tuple if isinstance(value, tuple) else list
     return (ITEMS, type(value), None, *_keys([*base.__iter__(value)], n_left))
 
 
 def _pairs(value: dict[Any, Any], n_left: list[int]) -> Hashable:
-    # The order of the items matters, unlike for `==`, because a function may iterate over the dict.
-    # `_keys` counts two parts for each item, but an item counts only once.
+    # Unlike `==`, the key depends on the order of the items, because a function may iterate over
+    # the dict. An item counts as one part, but `_keys` counts two, so add one for each item here.
     n_left[0] += len(value)
     return (PAIRS, type(value), None, *_keys([*value, *value.values()], n_left))
 
@@ -316,7 +318,7 @@ def _reader_of_class(kind: type) -> _Reader | None:
         return _array
     owner: Any = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     if owner in _READERS:
-        # A subclass that inherits `==` is read like its base class.
+        # Objects of a subclass that inherits `==` are read like objects of the base class.
         return _READERS[owner]
     if not has_generated_eq(owner):
         return None
@@ -334,8 +336,8 @@ def changeable_keys(key: Hashable) -> list[Opaque]:
     return [part for part in _parts(key) if type(part) is Opaque and part.is_changeable]
 
 
-def check_unchanged(keys: Sequence[Opaque]) -> None:
-    """Compare arrays by identity from now on if they have changed since their keys were created."""
+def compare_changed_by_identity(keys: Sequence[Opaque]) -> None:
+    """Compare each array by identity from now on if it has changed since its key was created."""
     for key in keys:
         if key.is_changeable and key.content != _array_content(key.value):
             key.compare_by_identity()

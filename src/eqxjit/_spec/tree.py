@@ -32,16 +32,16 @@ from .._compat import (
 )
 from .static_key import CONSTANTS, THEMSELVES, Opaque, Static, static_key
 
-#: Stands for an array in a spec.
+#: The spec of an array.
 ARRAY = object()
 
 #: The kinds of nodes. `native.c` has the same numbers. The `aux` in the spec depends on the kind:
 #: - `SEQUENCE`, a tuple or list: `None`. For a named tuple, whether its class has the `__new__`
-#:     that `collections.namedtuple` generates, so that `tuple.__new__` can take its place.
+#:     that `collections.namedtuple` generates, so that `tuple.__new__` does the same faster.
 #: - `DICT`, a dict whose keys are all of type `str`: the sorted keys.
 #: - `MODULE`, a Module that has all its fields and nothing else: the names of its fields, with the
 #:     static fields last.
-#: - `NODE`, any other object that JAX's registry takes for a node: a `Static` for its metadata.
+#: - `NODE`, any other object that is a node by JAX's registry: the `Static` of its metadata.
 SEQUENCE, DICT, MODULE, NODE = range(4)
 
 Spec = Any
@@ -51,22 +51,27 @@ Spec = Any
 
 _MODULE_METACLASS = type(eqx.Module)
 
-#: The classes of most arrays. Looking up a class here takes a fifth of the time of
+#: The classes of most arrays. To look a class up here takes a fifth of the time of
 #: `equinox.is_array`.
 ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray, *np.sctypeDict.values()})
 
 # Classes of static leaves that nobody registers as nodes. Most activation functions of models are
 # among their objects.
 _NEVER_NODES = CONSTANTS | {
-    *(types.FunctionType, types.BuiltinFunctionType, type, type(jax.jit(abs))),
-    *(jax.custom_jvp, jax.custom_vjp),
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    type,
+    type(jax.jit(abs)),
+    jax.custom_jvp,
+    jax.custom_vjp,
 }
 
 
 def is_array(leaf: Any) -> bool:
     """Return whether an object is an array, like `equinox.is_array` but faster.
 
-    Unlike for that function, an object of a class that is registered as a node isn't an array.
+    Unlike `equinox.is_array`, this function returns False for an object that is a node, because
+    its class is registered.
     """
     return type(leaf) in ARRAY_CLASSES or (
         bool(eqx.is_array(leaf)) and flatten_one_level(leaf) is None
@@ -108,8 +113,8 @@ def has_tracers(arrays: Sequence[Any]) -> bool:
 # --- Splitting ------------------------------------------------------------------------------------
 
 
-#: What `split` returns: the spec, the arrays, and the static objects. Both lists have the order of
-#: the spec.
+#: The result of `split`: the spec, the list of arrays, and the list of static objects. Both lists
+#: have the order of the spec.
 Parts = tuple[Spec, list[Any], list[Any]]
 
 
@@ -178,8 +183,9 @@ class _Splitter:
             opened = self._open(value, kind)
             if opened is None:
                 return self._leaf(value, kind)
-            spec, children, fixed = opened
-            # Not in a method of its own, so that each level of a deep tree takes only one frame.
+            spec, children, static_fields = opened
+            # This loop isn't a method of its own, so that each level of a deep tree takes only one
+            # frame.
             for child in children:
                 if type(child) is ArrayImpl:
                     self.arrays.append(child)
@@ -187,7 +193,7 @@ class _Splitter:
                 else:
                     spec.append(None if child is None else self.split(child))
             # The value of a static field is one static object, even if it is a pytree.
-            for child in fixed:
+            for child in static_fields:
                 self.statics.append(child)
                 spec.append(Static(child) if type(child) in THEMSELVES else self._static(child))
         except Exception as error:
@@ -213,7 +219,8 @@ class _Splitter:
             # JAX sorts the keys, too. A dict with other keys is a `NODE`.
             keys = tuple(sorted(value))
             return [DICT, dict, keys], [value[key] for key in keys], ()
-        # Most static leaves of a model are functions, such as activations.
+        # Functions and arrays are never nodes. Don't ask the registry about them, because most
+        # static leaves of a model are functions, such as activations.
         if kind is types.FunctionType or kind in ARRAY_CLASSES:
             return None
         if (
@@ -254,7 +261,7 @@ class _Splitter:
         return static
 
     def _static(self, value: Any, ask: bool = False) -> Any:
-        """Return the part of a spec that stands for a static object."""
+        """Return the spec of a static object."""
         try:
             return Static(self._key_of(value), ask)
         except Exception as error:
@@ -285,8 +292,9 @@ class FailedLevel(NamedTuple):
     is_static: bool = False
 
 
-# The name under which an exception has its levels, innermost first. As the exception passes a
-# level, that level is added. Splitting the tree again would run the user's code again.
+# The attribute in which an exception has the levels at which `split` failed, innermost first. Each
+# level is added as the exception passes it. To split the tree again in order to find the levels
+# would run the user's code again.
 _LEVELS = "__eqxjit_levels__"
 
 
@@ -322,7 +330,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree
         else:
             below.append(None if child is None else next(statics))
     if kind == MODULE:
-        # Without calling `__init__` and `__check_init__`, like Equinox's unflatten.
+        # Like Equinox's unflatten, don't call `__init__` and `__check_init__`.
         module = object.__new__(cls)
         fields_of(module).update(zip(aux, below, strict=True))
         return module
@@ -334,7 +342,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> PyTree
         return below
     if aux is None:
         return tuple(below)
-    # A named tuple. If its class has a `__new__` of its own, that is called, as JAX does.
+    # The tree is a named tuple. Like JAX, call its class if that has a `__new__` of its own.
     return tuple.__new__(cls, below) if aux else cls(*below)
 
 
