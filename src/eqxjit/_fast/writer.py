@@ -383,7 +383,7 @@ class Writer:
                 return [f"{var}[{i}]" for i in range(n)]
             # The class of a named tuple may have been registered as another node since.
             guards.append(f"{self.class_name(cls)} not in {p}registered_nodes")
-            # Not by index, because the class may have a `__getitem__` that doesn't return the items.
+            # Not by index, because the class may have a `__getitem__` that returns other values.
             items = self.variable(f"{var}_items")
             guards.append(f"{p}len({items} := [*{p}iter_tuple({var})]) == {n}")
             return [f"{items}[{i}]" for i in range(n)]
