@@ -86,8 +86,8 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
         # Only for JAX's error, because the user's function may raise a `NotImplementedError`, too.
         if "host_callbacks" in str(error):
             error.add_note(
-                "A file can't hold callbacks into Python, as `jax.debug.print` and "
-                "`eqx.error_if` use them. The environment variable `EQX_ON_ERROR=off` removes the checks of "
+                "A file can't hold callbacks into Python, as `jax.debug.print` and `eqx.error_if` "
+                "use them. The environment variable `EQX_ON_ERROR=off` removes the checks of "
                 "`eqx.error_if`."
             )
         raise
@@ -164,8 +164,8 @@ def _exported(path: str, program: memoryview, version: str) -> Exported:
 # --- The function -----------------------------------------------------------------------------
 
 
-# A subclass of both, because for a function without derivatives JAX raises a `ValueError` in
-# reverse mode and a `TypeError` in forward mode.
+# A subclass of both, because for an exported program JAX itself raises a `ValueError` in reverse
+# mode and a `TypeError` in forward mode.
 class _NotDifferentiableError(ValueError, TypeError):
     """Raised if a loaded function is differentiated."""
 
