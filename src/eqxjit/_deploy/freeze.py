@@ -51,7 +51,7 @@ class FrozenFunction(JitFunction[P, T]):
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
-        - `other_shapes`: what happens in a later call that needs another program. With `"raise"`
+        - `other_shapes`: what happens in a later call that needs a new program. With `"raise"`
             the call raises a `TooManyTracesError`, with `"compile"` it compiles. `None` leaves the
             setting as it is. The setting is `"compile"` until it is changed.
 
@@ -225,8 +225,8 @@ def load(path: Path) -> FrozenFunction[..., Any]:
 
     **Raises:**
 
-    - `ValueError`, if the file wasn't written by `save`, is damaged, or is for another platform,
-        another version of the format or another release of JAX (see `save`).
+    - `ValueError`, if the file wasn't written by `save`, is damaged, or is for a different
+        platform, version of the format or release of JAX (see `save`).
     - `OSError`, if the file can't be read.
     - `ImportError`, if flatbuffers isn't installed (`pip install flatbuffers`).
 

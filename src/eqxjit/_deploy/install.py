@@ -23,7 +23,7 @@ class Installation(contextlib.AbstractContextManager["Installation"]):
     """The result of `install`. `equinox.filter_jit` is eqxjit's while any installation lasts."""
 
     def uninstall(self) -> None:
-        """End this installation, and leave others in place. A second call does nothing."""
+        """End this installation, but no other installation. A second call does nothing."""
         with _lock:
             _installations.discard(self)
             if not _installations:
@@ -67,7 +67,7 @@ def install() -> Installation:
 
 
 def uninstall() -> None:
-    """End all installations. What another tool has put in place since stays there."""
+    """End all installations. A function that another tool has put in place since stays there."""
     with _lock:
         _installations.clear()
         _undo.close()

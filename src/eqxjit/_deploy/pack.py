@@ -75,7 +75,7 @@ class Packed(eqx.Module, Generic[Tree]):
         return layout.combine(leaves)
 
     def repack(self, tree: Tree) -> "Packed[Tree]":
-        """Pack another tree of the same layout, for example after an update that isn't elementwise.
+        """Pack a tree of the same layout, for example after an update that isn't elementwise.
 
         **Arguments:**
 
@@ -83,7 +83,7 @@ class Packed(eqx.Module, Generic[Tree]):
 
         **Raises:**
 
-        - `ValueError`, if the tree has another layout. The error says where they differ.
+        - `ValueError`, if the layout differs. The error names the parts that differ.
         """
         layout = self.layout
         spec, arrays, statics = split(tree, is_input=False)
@@ -347,8 +347,8 @@ def _run(
 ) -> tuple[int, Any]:
     """Run an optimizer until two steps have changed the weights, or `n_steps` steps have run.
 
-    `wrap` returns a tree or a `Packed` with these arrays. Returns the number of steps, and the sum
-    of the updates.
+    `wrap(arrays)` returns a tree or a `Packed` with these arrays. Returns the number of steps, and
+    the sum of the updates.
     """
     weights = wrap(random_arrays(types, 0, 1.0))
     total = wrap(random_arrays(types, 0, 0.0))

@@ -258,7 +258,7 @@ def _array_code(value: str, dtype: str) -> str:
 def _root(change: Change) -> Row:
     """Return the outermost tree around a part with no object of a user's class in between.
 
-    For an array in an optimizer's state it is the state as a whole.
+    If the part is an array in an optimizer's state, the tree is the whole state.
     """
     root = change.row
     for row in change.row.around:

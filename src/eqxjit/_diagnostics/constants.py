@@ -221,7 +221,7 @@ def _types_in_jax(array: Any) -> set[str]:
 def _variables_of(fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each variable that a function closes over.
 
-    For a function of the user's, also the global variables that it may read.
+    If the user wrote the function, also yield the global variables that it may read.
     """
     yield from captured(fun)
     if not is_users(fun.__code__.co_filename):

@@ -97,7 +97,7 @@ class Capture(NamedTuple):
 
     - `name`: the variable's name; for a variable of a captured function, the path to it, such as
         `inner.lam`.
-    - `kind`: `"array"`, `"Module"`, or the type of another tree, such as `"dict"`.
+    - `kind`: `"array"`, `"Module"`, or the type of any other tree, such as `"dict"`.
     - `key`: identifies the arrays. Two captures of the same arrays have equal keys.
     """
 
@@ -289,7 +289,7 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
     return Description(rows)
 
 
-# For each child: what its path adds to the path of its parent, its spec, and the child itself.
+# A child is a triple: the suffix of its path after the path of its parent, its spec, and the child.
 _Children = list[tuple[str, Any, Any]]
 
 
@@ -574,7 +574,7 @@ def _text(value: Any) -> str:
     if isinstance(value, type):
         # The class `float32` without its module would read like the type of an array.
         return f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
-    # Not only for functions, because other callables have a name, too, as those of `jax.jit`.
+    # Not only for functions, because other callables have names, too: `jax.jit(f)`, for example.
     name = getattr(value, "__qualname__", "") if callable(value) else ""
     if name:
         return f"`{name}`".replace(".<locals>", "") if "<" in name else name

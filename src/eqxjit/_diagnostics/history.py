@@ -212,8 +212,8 @@ class History:
     def _count(self, call: Any, record: TraceRecord) -> None:
         """Count a trace in which the user's function has returned, and keep its record."""
         with self._lock:
-            # The number may be taken by now: other threads trace meanwhile, and a function may call
-            # itself.
+            # The number may be taken by now, because another thread may have traced the function,
+            # or because the function calls itself.
             record.circumstances.number = self.n_traces + 1
             self._check_limit(call, record)
             self.n_traces += 1

@@ -192,7 +192,7 @@ def _updated_arguments(jaxpr: Any) -> list[frozenset[int]]:
     An output is a new value of an argument if it has the argument's shape and is computed from it
     through values of that shape. Backward passes don't count, because they compute gradients.
     """
-    # For each variable, the indices of the arguments of which it is a new value.
+    # The indices of the arguments of which a variable is a new value, by the variable.
     sources: dict[Any, frozenset[int]] = {v: frozenset((i,)) for i, v in enumerate(jaxpr.invars)}
 
     def sources_of(variable: Any, result: Any) -> frozenset[int]:
@@ -231,14 +231,14 @@ def _alive_at_peak(jaxpr: Any) -> list[tuple[Any, Any]]:
 
     Each comes as a pair: the equation that computes the array, and its variable. Equations are
     taken to run in the jaxpr's order, and an array to live from its equation to the last equation
-    that uses it. XLA runs them in another order and fuses some, so the result is an estimate.
+    that uses it. XLA runs them in a different order and fuses some, so the result is an estimate.
     """
     equations = jaxpr.eqns
     last_uses = {v: i for i, e in enumerate(equations) for v in e.invars if _is_variable(v)}
     # Arrays that a jaxpr returns aren't temporary: they are outputs of the program, or of the
     # equation around the jaxpr.
     returned = {*filter(_is_variable, jaxpr.outvars)}
-    # For each temporary array, the indices of the first and last equations of its life.
+    # The indices of the first and last equations in the life of a temporary array, by its variable.
     spans: dict[Any, tuple[int, int]] = {}
     n_bytes = 0
     peak = 0

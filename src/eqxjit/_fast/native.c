@@ -393,7 +393,7 @@ typedef int (*Guard)(Walk *walk, PyObject *spec, PyObject *value);
 static int same(Walk *walk, PyObject *key, PyObject *value);
 static int match(Walk *walk, PyObject *spec, PyObject *value);
 
-/* Runs a guard on a child of a container, which may lose the child meanwhile. */
+/* Runs a guard on a child of a container. The guard may run the user's code, which may drop the child. */
 static inline int guard_child(Walk *walk, Guard guard, PyObject *spec, PyObject *child) {
     Py_INCREF(child);
     int matches = guard(walk, spec, child);
@@ -591,7 +591,7 @@ static int match_array(Walk *walk, PyObject *leaf) {
 }
 
 static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    /* The aux of a named tuple isn't None. Its class may have been registered as a node of another kind since. */
+    /* The aux of a named tuple isn't None. Its class may have been registered as a node since the trace. */
     if (PyTuple_GET_ITEM(spec, 2) != Py_None) {
         int is_node = PySequence_Contains(walk->state->registered, (PyObject *)Py_TYPE(value));
         if (is_node) return is_node < 0 ? -1 : 0;
@@ -685,7 +685,7 @@ static int match(Walk *walk, PyObject *spec, PyObject *value) {
 
 /* --- Outputs ------------------------------------------------------------------------------------- */
 
-/* What JAX returned for a call, and how much of it the user's output contains so far. */
+/* The arrays that JAX returned for a call, and how many of them are in the user's output so far. */
 typedef struct {
     Walk *walk;              /* the walk over the arguments of the call */
     Flags *program;          /* the program that ran; JAX keeps it alive */
@@ -909,9 +909,9 @@ static PyObject *spec_of(Fast *fast, Py_ssize_t i) {
                             : PyTuple_GET_ITEM(fast->kwargs, HEAD + i - n_positional);
 }
 
-/* Returns the i-th argument in the order of the spec, borrowed from the call, or NULL if the call doesn't have it. A
-   call may pass an argument by keyword that is positional in the spec. So `names` are the names of the parameters that
-   take positional arguments, with None for each that can't be passed by keyword. */
+/* Returns the i-th argument in the order of the spec, borrowed from the call, or NULL if the call doesn't have it.
+   `names` are the names of the parameters that take positional arguments, with None for each parameter that can't be
+   passed by keyword. They are needed because a call may pass by keyword what is positional in the spec. */
 static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py_ssize_t i) {
     if (i < call->n_args) return call->args[i];
     Py_ssize_t n_positional = count_positional(fast);
@@ -1213,7 +1213,7 @@ static PyObject *call_interceptor(PyObject *callable, PyObject *const *args, siz
     PyObject *interceptor = ((Dispatcher *)callable)->interceptor;
     /* The garbage collector has cleared the wrapper. `dispatch` then raises an error. */
     if (interceptor == NULL) return dispatch(callable, args, n_args_flag, kwnames);
-    /* The interceptor, or code that runs meanwhile, may end the interception, which drops the wrapper's reference. */
+    /* Code that runs in this call may end the interception, which drops the wrapper's reference. */
     Py_INCREF(interceptor);
     PyObject *result = PyObject_Vectorcall(interceptor, args, n_args_flag, kwnames);
     Py_DECREF(interceptor);

@@ -338,7 +338,8 @@ class Writer:
                 guard = f"{p}len({name}) == {max(n_args - i, 0)}"
                 name = f"*{name}"
             elif parameter.kind == Parameter.VAR_KEYWORD:
-                # The path of a keyword that has a parameter of its own is the keyword itself.
+                # A keyword argument with a parameter of its own has the keyword as its path. All
+                # other keyword arguments are in this dict.
                 keyword_paths = zip(keywords, paths[n_args:], strict=True)
                 guard = self._has_keys(name, [key for key, path in keyword_paths if key != path])
                 name = f"**{name}"
@@ -381,7 +382,7 @@ class Writer:
             if aux is None:
                 guards.append(f"{p}len({var}) == {n}")
                 return [f"{var}[{i}]" for i in range(n)]
-            # The class of a named tuple may have been registered as another node since.
+            # The class of a named tuple may have been registered as a node since the trace.
             guards.append(f"{self.class_name(cls)} not in {p}registered_nodes")
             # Not by index, because the class may have a `__getitem__` that returns other values.
             items = self.variable(f"{var}_items")
@@ -445,7 +446,7 @@ class Writer:
         reader, kind, _, *parts = key if type(key) is tuple else (None, type(key), None)
         constant = _constant_of(key)
         if isinstance(key, weakref.ref):
-            # The reference is a constant, not its object: the entry must not keep the object alive.
+            # The constant is the reference, because the entry must not keep its object alive.
             self.guards.append(f"{source} is {self.constant('ref', key)}() is not None")
         elif constant is not None:
             name = self.constant(f"{kind.__name__}_{short(constant)}", constant)
@@ -525,7 +526,7 @@ class Writer:
 def _constant_of(key: Any) -> Any:
     """Return the object to which a static object with this key is compared by type and `==`.
 
-    `None` if such a comparison isn't enough, or if the key is that of `None`.
+    `None` if such a comparison isn't enough, or if the key is the key of `None`.
     """
     if type(key) in THEMSELVES:
         return key
