@@ -245,8 +245,8 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     return _frozen("load", Partial(fun, arrays), Options(), 0)
 
 
-# Functions that JAX returns are nested: `jax.vmap(jax.grad(model))` consists of four functions.
-# Each round opens one level of them.
+# Functions that JAX returns are nested: `jax.vmap(jax.grad(model))` consists of six functions in
+# JAX 0.10. Each round opens one level of them.
 _MAX_ROUNDS = 100
 
 
