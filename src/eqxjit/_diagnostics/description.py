@@ -56,7 +56,7 @@ NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
 # Random generators, which count as iterators because each use changes their state.
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 
-# Containers besides tuples and lists.
+# The classes that count as containers, besides tuples and lists.
 _CONTAINERS = (dict, eqx.Partial, jax.tree_util.Partial)
 
 # The fields `_fun`, `_fun_wrapped`, ... in which Equinox's wrappers keep their function.
