@@ -286,7 +286,7 @@ def test_other_shapes_can_be_refused():
         with pytest.raises(eqxjit.TooManyTracesError) as caught:
             frozen(X.astype(jnp.int32))
         message = str(caught.value)
-        assert message.startswith("`MLP` was compiled ahead of time and refuses to ")
+        assert message.startswith("`MLP` was compiled ahead of time and must not ")
         assert "dtype: `x` was float32, is int32" in message
     frozen.compile(X.astype(jnp.int32), other_shapes="raise")
     frozen(X.astype(jnp.int32)), frozen(X)

@@ -435,9 +435,9 @@ def test_inference_mode_is_of_the_unpacked():
 
 def test_unpacking_what_is_no_longer_a_packed_tree():
     packed = pack(mlp())
-    with pytest.raises(ValueError, match=r"takes apart arrays.*one of shape \(\)\."):
+    with pytest.raises(ValueError, match=r"takes buffers.* a buffer of shape \(\)\."):
         jax.tree.map(lambda _: True, packed).unpack()
-    with pytest.raises(ValueError, match=r"last axis.* one of shape \(1,\)\."):
+    with pytest.raises(ValueError, match=r"last axis.* a buffer of shape \(1,\)\."):
         jax.tree.map(lambda a: a[:1], packed).unpack()
 
 

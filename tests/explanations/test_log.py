@@ -270,7 +270,7 @@ STORMS = {
         one(lambda i: (X, lambda x: x), lambda x, activation: activation(x)),
         ["static value changed: `activation` is a different `<lambda>.<lambda>` at "],
     ),
-    "cleared": (cleared, ["cache evicted or cleared: JAX's caches no longer hold it"]),
+    "cleared": (cleared, ["cache evicted or cleared: JAX's caches no longer hold the program"]),
     "evicted": (
         one(lambda i: (X, "ab"[i % 2]), lambda x, n: x, maxsize=1),
         ["cache evicted or cleared: its entry was the least recently used of more than"],

@@ -107,7 +107,7 @@ def test_explanations_are_of_the_moment_of_the_trace():
     f(X, 1)
     again = f.traces()[1]
     f.clear_cache()
-    assert "JAX's caches no longer hold it" in again.reason
+    assert "JAX's caches no longer hold the program" in again.reason
     assert "least recently used" in traces[2].reason
     assert traces[2].compared_with == 1
     assert latest.reason == "first trace"

@@ -1,4 +1,4 @@
-"""What comes after training: freeze, save and load; pack; install in Equinox's place.
+"""Features beside `filter_jit`: `freeze`, `save` and `load`; `pack`; and `install`.
 
-May import: `_core` and what is below that. Start at `freeze.py`.
+This package may import `_core` and the layers below it. Start reading at `freeze.py`.
 """

@@ -1,4 +1,4 @@
-"""`freeze` compiles the arrays of a function in, for inference; `load` reads such a function."""
+"""`freeze` compiles the arrays of a function into its programs; `load` reads one from a file."""
 
 import dataclasses
 import inspect
@@ -24,14 +24,15 @@ from .snapshot import snapshot
 
 
 class FrozenFunction(JitFunction[P, T]):
-    """What `freeze` and `load` return: a function whose arrays are compiled in."""
+    """A function whose arrays are compiled in, as `freeze` and `load` return it."""
 
     __slots__ = ()
 
     @property
     def constant_bytes(self) -> int:
-        """The bytes of the arrays that are compiled in; a call passes the larger arrays.
+        """The bytes of the arrays that are compiled in.
 
+        Arrays above `max_constant_bytes` are passed with each call instead, and aren't counted.
         Arrays to which a function of yours refers by its closure or by global variables are always
         compiled in, and are counted as well.
         """
@@ -50,9 +51,9 @@ class FrozenFunction(JitFunction[P, T]):
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
-        - `other_shapes`: what happens in a later call that needs another program. With `"raise"`
-            the call raises a `TooManyTracesError`, with `"compile"` it compiles. None leaves the
-            setting as it is, which is `"compile"` at first.
+        - `other_shapes`: what happens in a later call that needs a new program. With `"raise"`
+            the call raises a `TooManyTracesError`, with `"compile"` it compiles. `None` leaves the
+            setting as it is. The setting is `"compile"` until it is changed.
 
         **Returns:**
 
@@ -66,7 +67,7 @@ class FrozenFunction(JitFunction[P, T]):
             history.why_sealed = ""
         elif other_shapes == "raise":
             history.why_sealed = (
-                f"`{history.name}` was compiled ahead of time and refuses to compile anything else "
+                f"`{history.name}` was compiled ahead of time and must not compile anything else "
                 '(`other_shapes="raise"`)'
             )
         return cost
@@ -107,8 +108,8 @@ class FrozenFunction(JitFunction[P, T]):
             ```
         """
         with trimming:
-            # Traced apart: what a file holds isn't compiled for calls here, and the structure of
-            # its output can't depend on earlier traces.
+            # With a new table, because the program in a file isn't compiled for calls here, and
+            # because the structure of its output must not depend on earlier traces.
             apart = FrozenFunction(self._function.with_new_table(), self._handler.fun_arrays)
             write(apart._handler, path, args, kwargs)
 
@@ -117,18 +118,20 @@ class FrozenFunction(JitFunction[P, T]):
         fun = getattr(self.__wrapped__, "func", None)
         if isinstance(fun, SavedFunction):
             return f"load({label}, saved for ({fun.saved_for}))"
-        text, n_captured = f"{self.constant_bytes:,} bytes compiled in", self._captured_bytes
+        text = f"{self.constant_bytes:,} bytes compiled in"
+        n_captured = self._captured_bytes
         if n_captured:
             text += f", {n_captured:,} of which functions capture: pass them as arguments"
         return f"freeze({label}, {text})"
 
     def __str__(self) -> str:
-        # Not a wrapper's, which is worded for a tool: this one is shown in pages and notebooks.
+        # Not the `__str__` of a wrapper, which is worded for the tool `chex`. A frozen function is
+        # shown to users, in pages and notebooks.
         return repr(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A pickle of a wrapper holds neither programs nor the choice of arrays to compile in.
-        raise TypeError(f"{self!r} can't be pickled: `save` it, or pickle what it was made of.")
+        raise TypeError(f"{self!r} can't be pickled: `save` it, or pickle what was frozen.")
 
 
 register_wrapper(FrozenFunction)
@@ -151,18 +154,19 @@ def freeze(
 
     Use it for inference, where weights don't change: a call neither passes nor checks them.
     `freeze` takes a snapshot, so freeze again after a change of the model. Arrays that
-    `jax.vmap(model)`, `jax.grad(model)` and the like hold are part of it. Not copied are static
-    objects that compare by identity, and what a function of yours refers to by its closure or by
-    global variables.
+    `jax.vmap(model)`, `jax.grad(model)` and the like hold are part of it. Static objects that
+    compare by identity aren't copied, nor are objects to which a function of yours refers by its
+    closure or by global variables.
 
     **Arguments:**
 
     - `fun`: a function, a Module or a bound method; or a `filter_jit` of one, whose options
         (`donate=...`) then apply.
-    - `*args`, `**kwargs`: its first arguments, and others by name, as for `functools.partial`.
+    - `*args`, `**kwargs`: the first arguments of `fun`, and further arguments by name, as for
+        `functools.partial`.
     - `max_constant_bytes`: arrays above this size (1 MiB by default) are passed with each call,
-        because large constants take long to compile. Always compiled in are typed keys, and arrays
-        to which a function of yours refers; `repr` tells their size.
+        because large constants take long to compile. Typed keys, and arrays to which a function of
+        yours refers, are always compiled in. The `repr` of the result shows their size.
 
     **Returns:**
 
@@ -208,7 +212,7 @@ def load(path: Path) -> FrozenFunction[..., Any]:
 
     The function takes arguments of the shapes, dtypes and static values that it was saved for, and
     is as fast to call as before. Load only files that you trust, because XLA may crash or hang on a
-    program that was made by hand.
+    program that was manipulated.
 
     **Arguments:**
 
@@ -221,8 +225,8 @@ def load(path: Path) -> FrozenFunction[..., Any]:
 
     **Raises:**
 
-    - `ValueError`, if the file wasn't written by `save`, is damaged, or is for another platform,
-        another version of the format or another release of JAX (see `save`).
+    - `ValueError`, if the file wasn't written by `save`, is damaged, or is for a different
+        platform, version of the format or release of JAX (see `save`).
     - `OSError`, if the file can't be read.
     - `ImportError`, if flatbuffers isn't installed (`pip install flatbuffers`).
 
@@ -241,13 +245,14 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     return _frozen("load", Partial(fun, arrays), Options(), 0)
 
 
-# JAX's functions in JAX's functions: `jax.vmap(jax.grad(model))` is four of them.
+# Functions that JAX returns are nested: `jax.vmap(jax.grad(model))` consists of six functions in
+# JAX 0.10. Each round opens one level of them.
 _MAX_ROUNDS = 100
 
 
 @dataclasses.dataclass(eq=False)
 class _Constant:
-    """Stands for an array that is compiled in, as a static leaf that compares by identity."""
+    """A static leaf that stands for an array to compile in. It compares by identity."""
 
     array: Any
 
@@ -255,11 +260,15 @@ class _Constant:
 def _frozen(
     name: str, partial: Partial, options: Options, max_constant_bytes: int
 ) -> FrozenFunction[..., Any]:
-    """Freeze a partial function. `name` is what errors say has wrapped it, `freeze` or `load`."""
+    """Freeze a partial function.
+
+    `name` is `freeze` or `load`. Python's error for a call with wrong arguments shows this name.
+    """
     fun = partial.func
     named = [("fun", fun), ("args", partial.args), ("kwargs", partial.keywords)]
     spec, arrays, statics = split_named(partial, lambda: named)
-    # Each round opens the functions that the last one found. A function may refer to itself.
+    # Each round opens the functions that the round before has found. Their number is bounded,
+    # because a function may refer to itself.
     for _ in range(_MAX_ROUNDS):
         replaced = [*map(opened, statics)]
         if all(map(operator.is_, replaced, statics)):

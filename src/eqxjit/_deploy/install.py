@@ -20,10 +20,10 @@ _installations: set["Installation"] = set()
 
 
 class Installation(contextlib.AbstractContextManager["Installation"]):
-    """What `install` returns. While one lasts, `equinox.filter_jit` is eqxjit's."""
+    """The result of `install`. `equinox.filter_jit` is eqxjit's while any installation lasts."""
 
     def uninstall(self) -> None:
-        """End this installation, and leave others in place. A second call does nothing."""
+        """End this installation, but no other installation. A second call does nothing."""
         with _lock:
             _installations.discard(self)
             if not _installations:
@@ -67,20 +67,20 @@ def install() -> Installation:
 
 
 def uninstall() -> None:
-    """End all installations. What another tool has put in place since stays there."""
+    """End all installations. A function that another tool has put in place since stays there."""
     with _lock:
         _installations.clear()
         _undo.close()
 
 
-# --- What is replaced -------------------------------------------------------------------------
+# --- Replacing and putting back ---------------------------------------------------------------
 
-# Its callbacks put back what was there before.
+# The callbacks of this stack put back the values that were there before.
 _undo = contextlib.ExitStack()
 
 
 def _put_in_place() -> None:
-    """Replace upstream's function wherever it is found, and the methods of its wrappers."""
+    """Replace upstream's function wherever it is found, and the methods of upstream's wrappers."""
     # Another tool may have replaced upstream's function in this public place.
     public = eqx.filter_jit
     for module in tuple(sys.modules.values()):
@@ -91,20 +91,20 @@ def _put_in_place() -> None:
                 if value is public or value is upstream_filter_jit:
                     _replace(namespace, namespace.__setitem__, name, filter_jit)
     if UpstreamWrapper is not None:
-        # The last callback is the first to run: twins are dropped when no method makes new ones.
+        # Callbacks run in reverse order. So the twins are dropped after the methods that create
+        # them have been put back.
         _undo.callback(_drop_twins)
-        # Not `setattr`, because Equinox's metaclass has a say in it.
-        write = functools.partial(type.__setattr__, UpstreamWrapper)
+        write = functools.partial(setattr, UpstreamWrapper)
         for name in ("__call__", "__get__", "lower"):
             _replace(vars(UpstreamWrapper), write, name, _redirecting(name))
 
 
 def _replace(namespace: Any, write: Callable[[str, Any], None], name: str, value: Any) -> None:
-    """Replace a value in a namespace by `write`, and have `_undo` put the old value back."""
+    """Replace a value in a namespace by calling `write`. Have `_undo` put the old value back."""
     before = namespace[name]
 
     def put_back() -> None:
-        # Another tool may have put something else there since, which stays.
+        # Another tool may have put a different value there since, which stays.
         if namespace.get(name) is value:
             write(name, before)
 
@@ -112,11 +112,12 @@ def _replace(namespace: Any, write: Callable[[str, Any], None], name: str, value
     write(name, value)
 
 
-# --- Wrappers of upstream's -------------------------------------------------------------------
+# --- Upstream's wrappers ----------------------------------------------------------------------
 
-# The attribute in a wrapper's `__dict__` that holds its `_Twin`. A table from wrappers to twins
-# would keep both alive, because a function may refer to its wrapper; an attribute is a plain cycle.
-# The name is in the pickle of a wrapper, which may be read where eqxjit isn't known.
+# The attribute in a wrapper's `__dict__` that holds its `_Twin`. A function may refer to its own
+# wrapper. A table from wrappers to twins would then keep both alive for good, but garbage
+# collection frees a cycle through an attribute. The pickle of a wrapper contains this name, and may
+# be loaded where eqxjit isn't installed.
 _ATTRIBUTE = "__faster_twin__"
 
 # All wrappers that have a twin, by their addresses.
@@ -128,40 +129,44 @@ class _Twin:
 
     - `wrapper`: a weak reference to upstream's wrapper, whose copies have twins of their own.
     - `donate`: how upstream's wrapper donates; empty if it may have options that can't be read.
-    - `jitted`: our wrapper; None without `donate`, because upstream's goes on serving then.
+    - `jitted`: our wrapper; `None` if `donate` is empty, because upstream's wrapper then makes the
+        calls itself.
     """
 
     __slots__ = ("donate", "jitted", "wrapper")
 
     def __init__(self, wrapper: Any, source: "_Twin | str | None"):
-        """`source` is what a copy or a pickle of a wrapper has in the place of its twin."""
+        """`source` is the attribute that the wrapper has from an earlier one; `None` without one.
+
+        A copy has the twin of the original. A deep copy, and what was pickled, have its `donate`.
+        """
         key = id(wrapper)
         self.wrapper = _twinned[key] = weakref.ref(wrapper, lambda _: _twinned.pop(key, None))
         if source is None:
-            # Equinox's deep copies and pickles no longer tell.
+            # Only without a `source`, because this can't be read from a deep copy.
             source = upstream_donation(wrapper) or ""
         self.donate: Any = source.donate if isinstance(source, _Twin) else source
         self.jitted = filter_jit(wrapper.__wrapped__, donate=self.donate) if self.donate else None
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        # A pickle or a deep copy of the wrapper holds this text alone.
+        # A pickle or a deep copy of the wrapper holds this string instead of the twin.
         return str, (self.donate,)
 
 
 def _drop_twins() -> None:
-    """Leave no twin behind, but how each wrapper donates."""
+    """Replace each twin by the string that says how its wrapper donates."""
     for ref in list(_twinned.values()):
         wrapper = ref()
         fields = {} if wrapper is None else fields_of(wrapper)
         twin = fields.get(_ATTRIBUTE)
         if type(twin) is _Twin:
-            # For deep copies of the wrapper, in a later installation.
+            # A later installation reads the string from deep copies of the wrapper.
             fields[_ATTRIBUTE] = twin.donate
     _twinned.clear()
 
 
 def _redirecting(name: str) -> Callable[..., Any]:
-    """Return a method for upstream's wrappers that calls the method of this name of the twin."""
+    """Return a method for upstream's wrappers that calls the twin's method of the same name."""
     upstream: Any = getattr(UpstreamWrapper, name)
 
     def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -169,9 +174,9 @@ def _redirecting(name: str) -> Callable[..., Any]:
         fields = fields_of(wrapper)
         twin = fields.get(_ATTRIBUTE)
         if type(twin) is not _Twin or twin.wrapper() is not wrapper:
-            # Two threads may each make one. Both share what is compiled.
+            # Two threads may each create a twin. Both twins share the compiled programs.
             twin = fields[_ATTRIBUTE] = _Twin(wrapper, twin)
-        # Read from a class (`Model.step`), a wrapper is itself.
+        # If a wrapper is read from a class, as in `Model.step`, the result is the wrapper itself.
         if twin.jitted is None or (name == "__get__" and args[0] is None):
             return upstream(wrapper, *args, **kwargs)
         return getattr(twin.jitted, name)(*args, **kwargs)

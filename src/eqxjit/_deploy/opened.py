@@ -1,8 +1,8 @@
-"""Finds the arrays that functions hold. Functions that JAX made are opened, others only counted.
+"""Opens functions that hold arrays, and counts the bytes of all arrays that functions hold.
 
 `jax.vmap(model)` is a Python function, so to JAX it is a leaf without arrays. `opened` returns a
-pytree that computes the same, and whose leaves are those of `model`. A function of the user's is
-left alone, because other code may share the variables in its closure.
+pytree that computes the same, and whose leaves are those of `model`. A function of the user's isn't
+opened, because other code may share the variables in its closure.
 """
 
 import dis
@@ -33,13 +33,14 @@ register_partial(Partial)
 class _Transformed:
     """A function that JAX returned, such as `jax.vmap(model)`, as a pytree of what it calls.
 
-    - `shell`: the function, with empty cells in its closure for what it calls.
-    - `names`: the variables of these cells.
-    - `contents`: their values, which are the children of the node.
+    - `shell`: a copy of the function, in whose closure `None` replaces each function that it calls.
+    - `names`: the names of the replaced variables.
+    - `contents`: the values of these variables, which are the children of the node.
     """
 
     def __init__(self, shell: types.FunctionType, names: tuple[str, ...], contents: Any):
-        self.__name__, self.__qualname__ = shell.__name__, shell.__qualname__
+        self.__name__ = shell.__name__
+        self.__qualname__ = shell.__qualname__
         self.shell = shell
         self.names = names
         self.contents = contents
@@ -59,20 +60,22 @@ class _Transformed:
 
 
 def _with_cells(fun: types.FunctionType, values: dict[str, Any]) -> types.FunctionType:
-    """Return a copy of a function whose variables of these names are in new cells."""
+    """Return a copy of a function in whose closure some variables have other values."""
     cells = zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
     closure = [cell if name not in values else types.CellType(values[name]) for name, cell in cells]
     copied = types.FunctionType(
         fun.__code__, fun.__globals__, fun.__name__, fun.__defaults__, tuple(closure)
     )
-    copied.__kwdefaults__, copied.__qualname__ = fun.__kwdefaults__, fun.__qualname__
+    copied.__kwdefaults__ = fun.__kwdefaults__
+    copied.__qualname__ = fun.__qualname__
     return copied
 
 
 def opened(value: Any) -> Any:
-    """Return a pytree for a function that JAX or `functools` made, if the function holds arrays.
+    """Return a pytree that computes the same as a function that holds arrays.
 
-    Any other value is returned as it is.
+    The function is a method of a Module, a partial, or a function that JAX returned. Any other
+    value is returned as it is.
     """
     if type(value) is types.MethodType and isinstance(value.__self__, eqx.Module):
         return Partial(value.__func__, value.__self__)
@@ -83,10 +86,9 @@ def opened(value: Any) -> Any:
     if is_jax(value):
         called = {name: content for name, content in captured(value) if callable(content)}
         if called:
-            # Empty the shell, because it must not keep alive the model that is copied.
-            return _Transformed(
-                _with_cells(value, dict.fromkeys(called)), (*called,), [*called.values()]
-            )
+            # `None` in the shell, because the shell must not keep the original model alive.
+            shell = _with_cells(value, dict.fromkeys(called))
+            return _Transformed(shell, (*called,), [*called.values()])
     return value
 
 
@@ -100,7 +102,7 @@ def captured_bytes(functions: list[Any]) -> int:
     This runs no code of the user's: a flatten may raise, or make a `State` unusable.
     """
     n_bytes = 0
-    # Holds the objects, because the address of one that is freed may become that of another.
+    # The values keep the objects alive, because a new object may have the `id` of a freed one.
     seen: dict[int, Any] = {}
     pending = functions[:]
     while pending:

@@ -29,14 +29,15 @@ from .snapshot import Type, changes, snapshot, type_of
 Tree = TypeVar("Tree")
 Members = tuple[tuple[int, ...], ...]
 
-#: With more leaves, differentiating and compiling takes longer, and a call is hardly faster.
+#: With more leaves in a buffer, differentiating and compiling it takes longer, and a call is hardly
+#: faster.
 MAX_LEAVES_PER_BUFFER = 24
 
 
 class Packed(eqx.Module, Generic[Tree]):
-    """What `eqxjit.pack` returns: a pytree whose small arrays are in flat buffers.
+    """A pytree whose small arrays are in flat buffers, as `eqxjit.pack` returns it.
 
-    A `Packed` is itself a pytree, of a few arrays. You can differentiate with respect to a
+    A `Packed` is itself a pytree, and has few arrays. You can differentiate with respect to a
     `Packed`, pass it to an elementwise optimizer, and pass it to and return it from jitted
     functions.
 
@@ -60,7 +61,7 @@ class Packed(eqx.Module, Generic[Tree]):
 
         **Raises:**
 
-        - `ValueError`, if the last axis of a buffer has another length than was packed.
+        - `ValueError`, if the last axis of a buffer no longer has the length that was packed.
         """
         layout = self.layout
         leaves: list[Any] = [None] * len(layout.types)
@@ -74,7 +75,7 @@ class Packed(eqx.Module, Generic[Tree]):
         return layout.combine(leaves)
 
     def repack(self, tree: Tree) -> "Packed[Tree]":
-        """Pack another tree of the same layout, for example after an update that isn't elementwise.
+        """Pack a tree of the same layout, for example after an update that isn't elementwise.
 
         **Arguments:**
 
@@ -82,7 +83,7 @@ class Packed(eqx.Module, Generic[Tree]):
 
         **Raises:**
 
-        - `ValueError`, if the tree has another layout. The error says where they differ.
+        - `ValueError`, if the layout differs. The error names the parts that differ.
         """
         layout = self.layout
         spec, arrays, statics = split(tree, is_input=False)
@@ -93,8 +94,8 @@ class Packed(eqx.Module, Generic[Tree]):
             lines = changes(old, describe_trees([("tree", spec, other)]))
             raise ValueError(
                 "`repack` takes a tree of the same structure, shapes and dtypes as the one that "
-                "was packed. If another one is meant, pack it with `eqxjit.pack`. The "
-                "differences:\n    " + "\n    ".join(lines)
+                "was packed. Pack a different tree with `eqxjit.pack`. The differences:\n    "
+                + "\n    ".join(lines)
             )
         return layout.pack(arrays)
 
@@ -106,8 +107,8 @@ class Packed(eqx.Module, Generic[Tree]):
     def __getattr__(self, name: str) -> Any:
         kind, hint = AttributeError, f"packed.unpack().{name}"
         if name == "inference":
-            # `inference_mode` takes an `AttributeError` for a Module without that field, and would
-            # silently do nothing.
+            # Not an `AttributeError`. It would tell `inference_mode` that the Module lacks this
+            # field, and `inference_mode` would silently do nothing.
             kind, hint = TypeError, "eqx.nn.inference_mode(packed.unpack())"
         raise kind(f"A `Packed` has no attribute {name!r}; the tree in it may. Write `{hint}`.")
 
@@ -115,10 +116,10 @@ class Packed(eqx.Module, Generic[Tree]):
 def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tree]:
     """Pack the small arrays of a pytree into flat buffers, after checking that an optimizer fits.
 
-    Each array that a jitted function takes or returns costs some microseconds, and these take most
-    of the time of a small model's training step. But an optimizer that looks at whole leaves, their
-    shapes or their names doesn't fit a buffer. Examples are LAMB, LARS, Muon, Adafactor, clipping
-    leaf by leaf, and weight decay with a mask.
+    Each array that a jitted function takes or returns costs some microseconds. Together they take
+    most of the time of a small model's training step. But an optimizer that looks at whole leaves,
+    their shapes or their names doesn't fit a buffer. Examples are LAMB, LARS, Muon, Adafactor,
+    clipping leaf by leaf, and weight decay with a mask.
 
     **Arguments:**
 
@@ -196,8 +197,8 @@ class Layout:
     members: Members = dataclasses.field(compare=False)
 
     def __deepcopy__(self, memo: Any) -> "Layout":
-        # Nothing in a layout can change, and a copied static object that compares by identity would
-        # need another trace.
+        # Nothing in a layout can change, and the copy of a static object that compares by identity
+        # would cause a new trace.
         return self
 
     def __reduce__(self) -> Any:
@@ -277,8 +278,8 @@ def _split(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
     sizes = [math.prod(shape) for shape in shapes]
     if buffer.shape[-1:] != (sum(sizes),):
         raise ValueError(
-            "`unpack` takes apart arrays whose last axis has the length that was packed, "
-            f"{sum(sizes)}; this `Packed` holds one of shape {buffer.shape}. A function that "
+            "`unpack` takes buffers whose last axis has the length that was packed, "
+            f"{sum(sizes)}; this `Packed` has a buffer of shape {buffer.shape}. A function that "
             "`jax.tree.map` applies to a `Packed` gets whole buffers, not the leaves in them."
         )
     *leading, _ = buffer.shape
@@ -295,16 +296,16 @@ def _split(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
 # accumulate gradients, or begin with a learning rate of zero.
 _MAX_STEPS = 128
 
-# The sizes of the gradients that are tried. Large ones show all that is clipped; with gradients of
-# zero nothing hides the decay of weights, however small it is.
+# The scales of the gradients that are tried. Large gradients reveal clipping. Gradients of zero
+# reveal the decay of weights, however small it is.
 _SIZES = 10.0, 0.0
 
-# What an optimizer may raise about a buffer, or about leaves that it doesn't know. Other errors,
-# such as a timeout, aren't about the optimizer.
+# The errors that an optimizer may raise about a buffer, or about leaves that it doesn't know. Other
+# errors, such as a timeout, aren't about the optimizer.
 _ERRORS = AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
 
 _INSTEAD = (
-    "If it doesn't fit, pass `optimizer=None`, and show it trees: `optimizer.update("
+    "If it doesn't fit, pass `optimizer=None`, and give it trees: `optimizer.update("
     "grads.unpack(), opt_state, params.unpack())`, each filtered by `eqx.is_inexact_array`, and "
     "then `params.repack(eqx.apply_updates(params.unpack(), updates))`. Bind what else `update` "
     "takes by `functools.partial`."
@@ -331,8 +332,8 @@ def _check_optimizer(optimizer: Any, layout: Layout) -> None:
         if worst > _rounding(layout.types):
             raise ValueError(
                 f"This optimizer doesn't fit a `Packed`: its updates of `tree{keystr(path)}` "
-                f"differ by {100 * worst:.3g} % from those of the tree itself, as a buffer hides "
-                f"leaves, their shapes and their names. {_INSTEAD}"
+                f"differ by {100 * worst:.3g} % from those of the tree itself, because a buffer "
+                f"hides leaves, their shapes and their names. {_INSTEAD}"
             )
 
 
@@ -346,17 +347,21 @@ def _run(
 ) -> tuple[int, Any]:
     """Run an optimizer until two steps have changed the weights, or `n_steps` steps have run.
 
-    `wrap` makes a tree or a `Packed` of arrays. Returns the number of steps, and the sum of the
-    updates.
+    `wrap(arrays)` returns a tree or a `Packed` with these arrays. Returns the number of steps, and
+    the sum of the updates.
     """
-    weights, total = (wrap(random_arrays(types, 0, scale)) for scale in (1.0, 0.0))
-    state, number, n_moves = init(weights), 0, 0
+    weights = wrap(random_arrays(types, 0, 1.0))
+    total = wrap(random_arrays(types, 0, 0.0))
+    state = init(weights)
+    number = 0
+    n_moves = 0
     while number < n_steps and n_moves < 2:
         number += 1
         gradients = wrap(random_arrays(types, number, size))
         updates, state = update(gradients, state, weights)
         if any(map(np.any, tree_leaves(updates))):
-            weights, total = (eqx.apply_updates(each, updates) for each in (weights, total))
+            weights = eqx.apply_updates(weights, updates)
+            total = eqx.apply_updates(total, updates)
             n_moves += 1
     return number, total
 

@@ -1,4 +1,4 @@
-"""The file of a frozen function: `write` makes one, and `read` restores the function in it.
+"""The file of a frozen function: `write` creates it, and `read` restores the function.
 
 A file consists of four parts:
 
@@ -53,7 +53,8 @@ def write(handler: CallHandler, path: Path, args: tuple[Any, ...], kwargs: dict[
     target = os.path.realpath(os.fsdecode(path))
     temporary = f"{target}.{secrets.token_hex(4)}.part"
     try:
-        # Open the file first, because tracing and exporting may take minutes.
+        # Open the file first, because a path that can't be written should raise before tracing and
+        # exporting, which may take minutes.
         with open(temporary, "xb") as file:
             file.write(_content(handler, args, kwargs))
         with contextlib.suppress(FileNotFoundError):
@@ -61,19 +62,19 @@ def write(handler: CallHandler, path: Path, args: tuple[Any, ...], kwargs: dict[
         # Replace the file atomically, because a server may be loading it.
         os.replace(temporary, target)
     except OSError as error:
-        # The function itself may raise an `OSError` about any other file.
+        # Not for any `OSError`, because the user's function may raise one about a different file.
         if error.filename == temporary:
             error.filename = target
         raise
     finally:
-        # The temporary file is gone if it has replaced the other one, or couldn't be opened.
+        # The temporary file is gone if it has replaced the target, or couldn't be opened.
         with contextlib.suppress(OSError):
             os.remove(temporary)
 
 
 def _export(jitted: Any) -> Any:
-    """Return what exports a function under `filter_jit`, for arrays like those that are passed."""
-    # Its output is a dict of one item, whose key only this process understands.
+    """Return a function that exports a jitted function for arrays like those passed to it."""
+    # The output of the jitted function is `{program: arrays}`. The key means nothing in a file.
     return export(jax.jit(lambda *leaves: next(iter(jitted(*leaves).values()))))
 
 
@@ -82,17 +83,17 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         call, exported = stage(handler, _export, args, kwargs)
     except NotImplementedError as error:
-        # The function itself may raise a `NotImplementedError` about something else.
+        # Only for JAX's error, because the user's function may raise a `NotImplementedError`, too.
         if "host_callbacks" in str(error):
             error.add_note(
-                "A file can't hold Python code to call back, as of `jax.debug.print` or "
-                "`eqx.error_if`. The environment variable `EQX_ON_ERROR=off` removes the checks of "
+                "A file can't hold callbacks into Python, as `jax.debug.print` and `eqx.error_if` "
+                "use them. The environment variable `EQX_ON_ERROR=off` removes the checks of "
                 "`eqx.error_if`."
             )
         raise
     inputs = combine(call.spec, itertools.repeat(PLACEHOLDER), iter(call.statics))
     for name, argument in signature.named(*inputs):
-        # Only for the error, which names the argument.
+        # Called for its error alone, which names the argument.
         to_json(argument, name)
     placeholders = [PLACEHOLDER] * len(exported.out_avals)
     output = combine_output(call, call.entry.out, placeholders)
@@ -113,7 +114,12 @@ def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
-    """Read a file, and check it: return the function in it, and the arrays to pass to it first."""
+    """Return the function in a file, and the arrays in the file, which are its first argument.
+
+    **Raises:**
+
+    - `ValueError`, if the file is damaged, or was written for a different release or platform.
+    """
     path = os.fsdecode(path)
     with open(path, "rb") as file:
         header, content = _HEADER.fullmatch(file.readline(200)), file.read()
@@ -121,7 +127,7 @@ def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
         raise ValueError(f"{path} is damaged, or wasn't written by `frozen.save`.")
     version = int(header[1])
     if version != _VERSION:
-        remedy = "Upgrade eqxjit" if version > _VERSION else "Save it again under this one"
+        remedy = "Upgrade eqxjit" if version > _VERSION else "Save it again with this release"
         raise ValueError(
             f"{path} was written in version {version} of the format; this release of eqxjit reads "
             f"version {_VERSION}. {remedy}."
@@ -141,7 +147,7 @@ def _exported(path: str, program: memoryview, version: str) -> Exported:
     try:
         exported = deserialize(bytearray(program))
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # JAX raises all of these for files of older or newer releases.
+        # JAX raises any of these for the program of an older or newer release.
         raise ValueError(
             f"{path} was saved under jax {version}, whose program jax {jax.__version__} can't "
             "read. Save it again under the JAX that loads it."
@@ -149,8 +155,8 @@ def _exported(path: str, program: memoryview, version: str) -> Exported:
     platform = default_export_platform()
     if platform not in exported.platforms:
         raise ValueError(
-            f"{path} was saved for {', '.join(exported.platforms)}, and this is {platform}. Save "
-            "it there."
+            f"{path} was saved for {', '.join(exported.platforms)}, and JAX runs on {platform} "
+            "here. Save it on this platform."
         )
     return exported
 
@@ -158,9 +164,10 @@ def _exported(path: str, program: memoryview, version: str) -> Exported:
 # --- The function -----------------------------------------------------------------------------
 
 
-# JAX raises a `ValueError` in reverse mode and a `TypeError` in forward mode.
+# A subclass of both, because for an exported program JAX itself raises a `ValueError` in reverse
+# mode and a `TypeError` in forward mode.
 class _NotDifferentiableError(ValueError, TypeError):
-    """A loaded function is differentiated."""
+    """Raised if a loaded function is differentiated."""
 
 
 def _callable(exported: Exported, name: str) -> Callable[..., Any]:
@@ -185,14 +192,14 @@ class SavedFunction:
     """The function in a file. It is called with the arrays in the file, then with its arguments.
 
     - `array_types`: the types of the arrays in the file.
-    - `saved_for`: the arguments that it was saved for, as a text.
+    - `saved_for`: a string that shows the arguments for which the function was saved.
     """
 
     def __init__(
         self, exported: Exported, n_arrays: int, name: str, named: Any, inputs: Any, output: Any
     ):
         self.__name__ = self.__qualname__ = name
-        # `freeze` and `bind` read the parameters from this attribute. The arrays come first, under
+        # `inspect.signature` reads the parameters from this attribute. The arrays come first, under
         # a name that no other parameter has.
         named = [("__arrays", "POSITIONAL_ONLY", False), *named]
         parameters = [
@@ -213,7 +220,7 @@ class SavedFunction:
         self.saved_for = ", ".join([f"{row.path}: {row.part}" for row in parts])
 
     def _describe(self, spec: Spec, types: Sequence[Type], statics: Sequence[Any]) -> Description:
-        """Return the description of arguments whose parts these are."""
+        """Describe arguments, given by their spec, the types of arrays, and static objects."""
         args, kwargs = combine(spec, iter(types), iter(statics))
         named = self._signature.named((None, *args), kwargs)[1:]
         specs = [*spec[3][3:], *spec[4][3:]]
@@ -230,7 +237,7 @@ class SavedFunction:
             except _NotDifferentiableError:
                 raise
             except ValueError as error:
-                # JAX's error for another type doesn't name the argument.
+                # JAX's error for an array of a wrong type doesn't name the argument.
                 cause = error
         passed = self._describe(spec, [*map(type_of, leaves)], statics)
         if cause is not None and passed == self._description:
@@ -268,6 +275,6 @@ def to_json(tree: Any, path: str) -> Any:
 
 
 def _container(item: dict[str, Any]) -> Any:
-    """Return what an object in the JSON stands for. The parser calls this for inner ones first."""
+    """Return the value that a JSON object encodes. The parser decodes inner objects first."""
     [(kind, content)] = item.items()
     return {"array": lambda _: PLACEHOLDER, "tuple": tuple, "dict": dict}[kind](content)

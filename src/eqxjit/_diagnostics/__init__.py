@@ -1,4 +1,4 @@
 """Records of traces: why each function was traced, and where the time went.
 
-May import: `_spec` and what is below that. Start at `history.py`.
+This package may import `_spec` and the layers below it. Start reading at `history.py`.
 """

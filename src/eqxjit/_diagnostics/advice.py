@@ -23,20 +23,20 @@ _OWNER = "If it should be the same, make {it} once, before the first call"
 #: The text of each remedy by its name. The functions in `_CHOICES`, and `_for_recreated`, choose
 #: among the names.
 REMEDIES = {
-    # For a number: as an argument, in a field, with many others in one container, or in an object
-    # that is a leaf to JAX.
+    # Remedies for a number: as an argument, in a field, among many numbers in one container, or in
+    # an object that is a leaf to JAX.
     "argument": "If it varies, pass `{array}`, which is traced, or an array made once" + _UNLESS,
     "field": "If it varies, make `{path}` an array, `{array}`, in a field that isn't static"
     + _UNLESS,
     "numbers": "If they vary, pass one array, as by `np.asarray({path})`, or make each number an "
     "array, as by `jax.tree.map(np.asarray, {path})`" + _UNLESS,
     "object": "If it varies, pass `{array}` as a separate argument" + _UNLESS,
-    # For any other static value.
+    # Remedies for any other static value.
     "array": "An array in a static field is a constant: keep it in a field that isn't static",
     "iterator": "It is read while tracing only: draw from it before the call, and pass the values "
     "as arrays",
     "label": "If the function computes nothing with it, as with a name, leave it out of the call",
-    # For an object that compares by identity, and was created again.
+    # Remedies for an object that compares by identity, and was created again.
     "closure": "It closes over {captured}, which differs: pass that as an argument, or use "
     "`eqx.Partial(f, {names})`, whose arrays are traced",
     "function": f"It is a different object of the same code: if it should be the same, {_ONCE}",
@@ -51,12 +51,12 @@ REMEDIES = {
     "transforms",
     "wrapped again": "Define and wrap it once, outside of loops and of the functions that call it, "
     "and pass what varies as arrays",
-    # For a different structure.
+    # Remedies for a different structure.
     "None at first": "If it is `None` at first only, pass its initial value instead, such as zeros",
     "keys": "If its keys vary, pass all of them in each call",
     "length": "If its length varies, pad it to one of a few lengths; or stack its arrays into one, "
     "by `jnp.stack({path})`, and pad that to one of a few sizes",
-    # For a different array.
+    # Remedies for a different array.
     "sharding or device": "Place it on the same device or sharding in all calls, by "
     "`jax.device_put` or `eqx.filter_shard`",
     "size": "If its size varies, pad it to a few sizes",
@@ -105,9 +105,9 @@ class Change(NamedTuple):
 
     @property
     def is_alike(self) -> bool:
-        """True for two leaves of one class and, if callable, of one code.
+        """True for two leaves of one class which, if they are callable, also have the same code.
 
-        Their contents may still differ.
+        The contents of the leaves may still differ.
         """
         old, new = self.old, self.new
         if not (isinstance(old, Part) and isinstance(new, Part)) or old.is_node or new.is_node:
@@ -258,7 +258,7 @@ def _array_code(value: str, dtype: str) -> str:
 def _root(change: Change) -> Row:
     """Return the outermost tree around a part with no object of a user's class in between.
 
-    For an array in an optimizer's state it is the state as a whole.
+    If the part is an array in an optimizer's state, the tree is the whole state.
     """
     root = change.row
     for row in change.row.around:
@@ -269,9 +269,9 @@ def _root(change: Change) -> Row:
 
 
 def _dtype(old: Any, new: Any) -> str:
-    """Return the dtype for an array that replaces a number; empty if `new` is no number.
+    """Return the dtype for an array that replaces a number; empty if `new` isn't a number.
 
-    The number varies, or it is where an array was.
+    `old` is a different number, or an array.
     """
     if old is None or new is None or new.nature != "number":
         return ""

@@ -96,7 +96,7 @@ def bytes_of(constant: Any) -> int:
 
 
 def _captured_in(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each constant of a jaxpr, and of those nested in it, with the first equation to use it.
+    """Yield each constant of a jaxpr or a nested jaxpr, with the first equation that uses it.
 
     A constant that is only returned comes with the equation around its jaxpr, or with `None`.
     """
@@ -122,7 +122,7 @@ def _captured_in(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _line_of(equation: Any) -> str:
-    """Return the innermost line of the user's that created an equation; empty without one."""
+    """Return the user's innermost line on the stack of an equation; empty if there is none."""
     for code, offset in stack_of(traceback_of(equation)):
         if is_users(code.co_filename):
             return location(code.co_filename, line_of(code, offset))
@@ -137,7 +137,7 @@ class _Names:
     """
 
     def __init__(self, roots: Iterable[Any]):
-        # Names by the `id` of the array, and all names of arrays of one type by that type.
+        # The name of each array by its `id`, and the names of all arrays of a type by the type.
         self._by_id: dict[int, str] = {}
         self._by_type: dict[str, set[str]] = {}
         self._seen: set[int] = set()
@@ -146,7 +146,7 @@ class _Names:
             self._visit(*self._pending.pop(0))
 
     def of(self, array: Any) -> str:
-        """Return the name of a captured array; empty without one."""
+        """Return the name of a captured array; empty if none was found."""
         name = self._by_id.get(id(array))
         if name is None:
             # The constant may be JAX's copy of a NumPy array. Its type identifies that array, if no
@@ -158,7 +158,7 @@ class _Names:
     def _visit(self, name: str, value: Any) -> None:
         """Note the name of an array, or add the contents of any other value to the search.
 
-        Runs no code of the user's, such as a flatten.
+        This runs no code of the user's, such as a flatten, except the `repr` of a dict's keys.
         """
         if id(value) in self._seen:
             return
@@ -190,11 +190,11 @@ class _Names:
             self._add_contents(name, [(f".{key}", each) for key, each in attributes.items()])
 
     def _add_contents(self, name: str, contents: Iterable[tuple[str, Any]]) -> None:
-        """Add contents to the search, given by what each adds to the name of their container."""
+        """Add the contents of a container to the search, each with the suffix of its name."""
         self._pending += [((name + suffix).lstrip("."), each) for suffix, each in contents]
 
     def _add_callables(self, name: str, value: Any) -> None:
-        """Add the variables of a function to the search, or what another callable wraps."""
+        """Add a function's variables to the search, or the contents of any other callable."""
         for each in wrapped_by(value):
             if isinstance(each, types.MethodType):
                 self._pending.append(("self", each.__self__))
@@ -221,7 +221,7 @@ def _types_in_jax(array: Any) -> set[str]:
 def _variables_of(fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each variable that a function closes over.
 
-    For a function of the user's, also the global variables that it may read.
+    If the user wrote the function, also yield the global variables that it may read.
     """
     yield from captured(fun)
     if not is_users(fun.__code__.co_filename):

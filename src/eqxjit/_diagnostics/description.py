@@ -43,10 +43,11 @@ _MAX_TEXT = 1_000
 # Integers from here on don't fit into 32 bits, so no remedy makes an array of them.
 _MAX_NUMBER = 2**31
 
-# The contents of a callable are described to this depth, except containers with more entries.
+# The contents of a callable are described to this depth. Containers in it that have more entries
+# than `_MAX_ENTRIES` are left out.
 _MAX_DEPTH = 4
 _MAX_ENTRIES = 100
-# What a function closes over is searched for arrays up to this number of parts.
+# The search for arrays in a tree that a function closes over ends after this many parts.
 _MAX_CAPTURED_PARTS = 10_000
 
 #: Python's types of numbers by their names. `bool` isn't one of them.
@@ -55,7 +56,7 @@ NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
 # Random generators, which count as iterators because each use changes their state.
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 
-# Containers besides tuples and lists.
+# The classes that count as containers, besides tuples and lists.
 _CONTAINERS = (dict, eqx.Partial, jax.tree_util.Partial)
 
 # The fields `_fun`, `_fun_wrapped`, ... in which Equinox's wrappers keep their function.
@@ -96,7 +97,7 @@ class Capture(NamedTuple):
 
     - `name`: the variable's name; for a variable of a captured function, the path to it, such as
         `inner.lam`.
-    - `kind`: `"array"`, `"Module"`, or the type of another tree, such as `"dict"`.
+    - `kind`: `"array"`, `"Module"`, or the type of any other tree, such as `"dict"`.
     - `key`: identifies the arrays. Two captures of the same arrays have equal keys.
     """
 
@@ -113,9 +114,9 @@ class Part(NamedTuple):
 
     - `text`: the value's text, as messages show it.
     - `kind`: the name of the value's type.
-    - `nature`: what remedies depend on. A constant is a `"number"`, a `"label"` or `""`. A node is
-        a `"container"`, an `"object"` (a dataclass that is a leaf to JAX) or `""`. An array in a
-        static field is an `"array"`. An object that compares by identity has one of
+    - `nature`: a finer kind, on which remedies depend. A constant is a `"number"`, a `"label"` or
+        `""`. A node is a `"container"`, an `"object"` (a dataclass that is a leaf to JAX) or `""`.
+        An array in a static field is an `"array"`. An object that compares by identity has one of
         `_IDENTITY_NATURES`. Any other value has `""`.
     - `key`: tells apart values whose other fields are equal. Two such values have equal keys
         exactly if a program for one may run for the other.
@@ -141,7 +142,7 @@ class Part(NamedTuple):
 
     @property
     def is_opaque(self) -> bool:
-        """True for a value that is a leaf to JAX, also if its contents are described."""
+        """True for an object that is a leaf to JAX, although its contents are described, too."""
         return self.nature not in ("", "container")
 
     @property
@@ -160,7 +161,7 @@ class Part(NamedTuple):
         return self.text if len(self.text) <= LONG_TEXT else f"{self.text[:LONG_TEXT]}..."
 
 
-# The natures of objects that compare by identity. Each new object of them causes a new trace.
+# The natures of objects that compare by identity. Each new object of these causes a new trace.
 _IDENTITY_NATURES = ("function", "instance", "iterator", "method", "partial", "transformed")
 
 
@@ -212,8 +213,8 @@ UNKNOWN = Description([Row("...", Part("unknown", ""))])
 def describe(call: Any, like: Description = UNKNOWN) -> Description:
     """Describe the arguments of a call, and the arrays of its function.
 
-    `like` is the description of another call with the same entry, which saves time: the two can
-    differ in arrays only.
+    `like` is the description of a different call with the same entry. It saves time, because the
+    two calls can differ in their arrays only.
     """
     function = call.function
     # A frozen function is called with the same arrays every time.
@@ -222,8 +223,8 @@ def describe(call: Any, like: Description = UNKNOWN) -> Description:
         described = _with_arrays(like, [*call.arrays, *fun_arrays])
         if described is not None:
             return described
-    # The spec is that of `(args, kwargs)`. The children of a node begin at index 3 of its spec, and
-    # those of a dict are sorted by key.
+    # `call.spec` is the spec of `(args, kwargs)`. The spec of a node has its children from index 3
+    # on, and the children of a dict are sorted by key.
     args_specs = call.spec[3][3:]
     kwargs_specs = call.spec[4][3:]
     paths = function.signature.paths(len(args_specs))
@@ -288,7 +289,7 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
     return Description(rows)
 
 
-# For each child: what its path adds to the path of its parent, its spec, and the child itself.
+# A child is a triple: the suffix of its path after the path of its parent, its spec, and the child.
 _Children = list[tuple[str, Any, Any]]
 
 
@@ -357,7 +358,7 @@ def _array_part_of(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding
 
 
 def _children(spec: Any, value: Any) -> _Children | None:
-    """Return the children of a node, and of a static container or dataclass; None for a leaf."""
+    """Return the children of a node, or of a static container or dataclass; else `None`."""
     cls, spec_class = type(value), type(spec)
     is_node = spec_class is tuple
     if is_node and spec[0] == NODE:
@@ -382,7 +383,8 @@ def _children(spec: Any, value: Any) -> _Children | None:
     else:
         return None
     if not is_node:
-        # The static key of a dict has the keys of the dict's own keys before those of its values.
+        # The static key of a dict has the dict's keys before its values. Only the values are
+        # described.
         specs = [*map(Static, specs)][-len(found) :]
     # Not strict, because another thread may have changed a list since it was split.
     pairs = zip(found, specs, strict=False)
@@ -459,8 +461,8 @@ def _leaf(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, _Children]:
     contents: _Children = []
     for name, content in _contents(value, nature).items():
         is_large = isinstance(content, (tuple, list, dict)) and len(content) > _MAX_ENTRIES
-        # Unless `is_deep`, only constants: they hold no arrays, and the arrays in the description
-        # of a call must be the call's own (see `_with_arrays`).
+        # Without `is_deep`, only constants are described, because they hold no arrays. The arrays
+        # in the description of a call must be the call's own (see `_with_arrays`).
         if type(content) in CONSTANTS or (is_deep and not is_large):
             # Not an input, because what an object holds need not be hashable.
             contents.append((f".{name}", split(content, is_input=False)[0], content))
@@ -470,8 +472,8 @@ def _leaf(key: Hashable, value: Any, is_deep: bool) -> tuple[Part, _Children]:
 def _captures(fun: Any, prefix: str = "", depth: int = 0) -> Iterator[Capture]:
     """Yield the arrays, and the trees with arrays, that a function closes over.
 
-    Functions that it closes over are searched, too. `prefix` is what their variables' paths begin
-    with.
+    Functions among the captured variables are searched, too. `prefix` is the beginning of the paths
+    of all variables.
     """
     for name, value in captured(fun) if type(fun) is types.FunctionType else ():
         path = prefix + name
@@ -512,7 +514,7 @@ def _arrays_in(tree: Any) -> list[Any]:
 
 
 def _identity_of(array: Any) -> Hashable:
-    # A NumPy scalar can't be referred to weakly, so its value stands for it.
+    # NumPy scalars support no weak references, so they are identified by their values.
     return (str(array.dtype), repr(array)) if isinstance(array, np.generic) else IdentityRef(array)
 
 
@@ -572,7 +574,7 @@ def _text(value: Any) -> str:
     if isinstance(value, type):
         # The class `float32` without its module would read like the type of an array.
         return f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
-    # Not only functions have a name: so has what `jax.jit` returns.
+    # Not only for functions, because other callables have names, too: `jax.jit(f)`, for example.
     name = getattr(value, "__qualname__", "") if callable(value) else ""
     if name:
         return f"`{name}`".replace(".<locals>", "") if "<" in name else name

@@ -29,8 +29,8 @@ _DEFAULT_DEVICE = "JAX's default device"
 # The name of the argument at the beginning of a path.
 _ROOT = re.compile(r"[^.\[ ]*")
 
-# An explanation has at most so many lines, because a new model may differ in every array. Where
-# more than `_MAX_PARTS` parts differ alike, they are summed up in one line.
+# The number of lines of an explanation is bounded, because a new model may differ in every array.
+# If about `_MAX_PARTS` parts or more differ alike, they are summed up in one line.
 _MAX_SHOWN = 8
 _MAX_PARTS = 4
 
@@ -87,9 +87,9 @@ def causes_of(differences: Iterable[Difference]) -> dict[str, Difference]:
 
 
 def _grouped(differences: Iterable[Difference]) -> list[list[Difference]]:
-    """Return differences in groups: arrays that differ alike together, each other one alone.
+    """Return differences in groups.
 
-    Two arrays differ alike if the category is the same.
+    All arrays that differ in one category are a group. Any other difference is a group by itself.
     """
     groups: dict[Any, list[Difference]] = {}
     for number, each in enumerate(differences):
@@ -160,7 +160,7 @@ def _changed_rows(old: Description, new: Description) -> list[tuple[Row, Any, An
     new_parts = {row.path: row.part for row in new}
     changed = [row for row in new if old_parts.get(row.path) != row.part]
     changed += [row for row in old if row.path not in new_parts]
-    # If an object that compares by identity is the same object, a change in it retraces nothing.
+    # If an object that compares by identity is the same object, a change in it causes no trace.
     by_identity = {r.path for row in changed for r in row.around if r.part.compares_by_identity}
     same_objects = {path for path in by_identity if old_parts.get(path) == new_parts.get(path)}
     return [
@@ -212,10 +212,10 @@ def _category(change: Change) -> str:
 def differences(old: Description, new: Description, place: Place | None = None) -> list[Difference]:
     """Return how a description differs from an older one.
 
-    `place` is where the called function is defined. Without it, the descriptions are those of
-    trees of the user's.
+    `place` is where the called function is defined. Without a place, the descriptions are of trees
+    of the user's.
     """
-    # The changes that are reported together, by the path of the row under which they are.
+    # The changes that are reported together, by the path of the row under which they are reported.
     groups: dict[str, tuple[Row, list[Change]]] = {}
     for change in _changes(old, new, place):
         row = _reported_row(change)
@@ -231,7 +231,7 @@ def differences(old: Description, new: Description, place: Place | None = None) 
 
 
 def _reported_row(change: Change) -> Row:
-    """Return the row that a change is reported under, together with others of the same cause.
+    """Return the row that a change is reported under, together with changes of the same cause.
 
     A recreated object is reported under the library's object around it, and a static value under
     the outermost container around it. Any other change is reported under its own row.

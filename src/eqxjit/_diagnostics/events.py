@@ -68,7 +68,7 @@ def tracing(record: TraceRecord, name: str) -> Iterator[None]:
 
 @contextmanager
 def compiling(record: TraceRecord | None, name: str) -> Iterator[None]:
-    """Within this context, count what JAX compiles under a name for an earlier trace."""
+    """Within this context, add the time of what JAX compiles under a name to an earlier trace."""
     if record is not None:
         _thread.traced[name] = record
     try:
@@ -78,7 +78,7 @@ def compiling(record: TraceRecord | None, name: str) -> Iterator[None]:
 
 
 def stop_counting(name: str) -> None:
-    """Forget the trace for which JAX's work under a name was counted so far."""
+    """From now on, add the time of JAX's work under a name to no trace."""
     _thread.traced.pop(name, None)
     # JAX may not report the end of a phase that was interrupted.
     _end(LOWERING)
@@ -104,7 +104,10 @@ def _begin(phase: str, record: TraceRecord) -> None:
 
 
 def _end(phase: str, record: TraceRecord | None = None) -> None:
-    """Stop watching this thread's phase, if it is this phase (and of this record)."""
+    """Stop watching this thread's phase, if it is this phase (of this record, if one is given).
+
+    If there was a warning that the phase takes long, log how long it took.
+    """
     current = waiting.under_way.get(threading.get_ident())
     if current is not None and current.name == phase and record in (None, current.record):
         del waiting.under_way[threading.get_ident()]
@@ -135,7 +138,7 @@ def listen(in_flight: Callable[[], Any]) -> None:
 
 
 def _in_flight() -> Any:
-    """Stands for the function that is passed to `listen`."""
+    """A placeholder. `listen` replaces this function."""
 
 
 def _call_named(name: str) -> Any:
@@ -155,7 +158,8 @@ def _record_named(name: str) -> TraceRecord | None:
 
 
 def _on_event(event: str, **_: Any) -> None:
-    # JAX reports a cache hit before the end of the compiling phase that it saves.
+    # JAX reports a hit in its persistent cache before the end of the compiling phase, where
+    # `_on_end` reads this flag.
     if event == CACHE_HIT_EVENT:
         _thread.hits_persistent_cache = True
 
@@ -164,8 +168,10 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     phase = _PHASES.get(event)
     if phase == TRACING:
         _thread.depth += 1
-    elif phase is not None and (record := _record_named(_name_in(fun_name))) is not None:
-        _begin(phase, record)
+    elif phase is not None:
+        record = _record_named(_name_in(fun_name))
+        if record is not None:
+            _begin(phase, record)
 
 
 def _on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
@@ -205,7 +211,7 @@ def _note_compilation(name: str, record: TraceRecord | None) -> None:
     if call is not None and record is not None and record.seconds.compiling > 0:
         # JAX has compiled this trace before, and now compiles it for a different device, say.
         _thread.recompiled = weakref.ref(call)
-    # If a callback of the program compiles something later, it doesn't count for this trace.
+    # If a callback of the program compiles something later, its time must not count for this trace.
     _thread.traced.pop(name, None)
     # Forget functions that aren't under `filter_jit`. JAX has compiled them by now, even if this
     # compilation happens in the middle of a lowering of ours.

@@ -20,8 +20,8 @@ from .log import HUGE_BYTES, log_constants, log_streak, logger, switches
 from .record import MAX_COMPARED, Circumstances, TraceRecord, closest_of
 from .trace import Trace, TraceList, explanation_of
 
-# A function's history holds at most so many traces, and so many parts of descriptions in all, which
-# are many megabytes for large trees.
+# A function's history holds at most this many traces, and descriptions with at most this many parts
+# in all, because the descriptions of large trees take many megabytes.
 _MAX_REMEMBERED = 256
 _MAX_PARTS = 100_000
 
@@ -33,14 +33,14 @@ _Streak = list[tuple[Trace, int]]
 
 
 class TooManyTracesError(RuntimeError):
-    """A call would trace a function more often than its `max_traces` allows."""
+    """Raised if a call would trace a function more often than its `max_traces` allows."""
 
 
 @dataclasses.dataclass
 class Family:
     """Functions that are defined at one place, and of one kind, such as partials of one function.
 
-    The first trace of each member is compared with that of the member that was traced before.
+    At the first trace of a member, its function is compared with the member that was traced before.
 
     - `latest`: the description of the member that was traced last.
     - `streak`: the first traces of the members, up to `_MANY`.
@@ -53,7 +53,7 @@ class Family:
 # The cache forgets old families, because a session may define functions without end.
 @functools.lru_cache(maxsize=1024)
 def _family_of(place: Place, *kind: str) -> Family:
-    """Return the family of the functions of one kind at a place, always the same object."""
+    """Return the family of the functions of one kind at a place, the same object each time."""
     return Family()
 
 
@@ -87,7 +87,7 @@ class History:
         """Begin a new history, because the cache was cleared."""
         self.n_traces = 0
         self._records: collections.deque[TraceRecord] = collections.deque(maxlen=_MAX_REMEMBERED)
-        # A full streak stays: it shows that it was logged, which happens once.
+        # A full streak stays. It shows that the streak was logged, and it must be logged only once.
         if len(self._streak) < _MANY:
             self._streak.clear()
 
@@ -127,7 +127,7 @@ class History:
     def finish(self, call: Any) -> None:
         """Complete and log the trace of a call, if it has one, when JAX is done with the call.
 
-        JAX may also have failed.
+        This also happens if JAX raised an error.
         """
         record = call.trace
         if record is None:
@@ -146,7 +146,7 @@ class History:
             if sum(map(bytes_of, call.jaxpr.consts)) >= HUGE_BYTES:
                 log_constants(record.function, record.constants)
             if events.listeners:
-                # A report may be read when JAX has dropped the jaxpr, so compute the size now.
+                # A report may be read after JAX has dropped the jaxpr, so compute the size now.
                 _ = record.program
         self._log(call, record)
 
@@ -212,8 +212,8 @@ class History:
     def _count(self, call: Any, record: TraceRecord) -> None:
         """Count a trace in which the user's function has returned, and keep its record."""
         with self._lock:
-            # The number may be taken by now: other threads trace meanwhile, and a function may call
-            # itself.
+            # The number may be taken by now, because another thread may have traced the function,
+            # or because the function calls itself.
             record.circumstances.number = self.n_traces + 1
             self._check_limit(call, record)
             self.n_traces += 1
@@ -242,7 +242,7 @@ class History:
             return
         trace = Trace(record)
         if is_staging() and trace.is_internal:
-            # A library's private function, as a part of another program: users don't know its name.
+            # Users don't know the name of a library's private function in an outer program.
             return
         if switches[-1].on:
             logger.warning(
@@ -259,8 +259,8 @@ class History:
     def _extend_streak(self, call: Any, trace: Trace, is_of_family: bool) -> None:
         """Add a trace to its streak, and log the streak if that makes it full."""
         streak = self._family.streak if is_of_family else self._streak
-        # A program that is compiled ahead of time, or becomes a part of an outer program, is traced
-        # on purpose.
+        # A program that is compiled ahead of time, or that becomes a part of an outer program, is
+        # traced on purpose.
         if call.is_staged or is_staging() or len(streak) == _MANY:
             return
         n_hits = call.function.table.info().hits

@@ -47,12 +47,13 @@ _MAX_CAUSES = 4
 class Explaining(ContextDecorator):
     """A switch for explanations: in force from its creation to the end of its `with` block.
 
-    Each further `with`, and each call of a function that it decorates, sets it again.
+    Each further `with`, and each call of a function that it decorates, puts it in force again.
     """
 
     def __init__(self, on: bool):
         self.on = on
-        # Whether no `with` has begun since the switch was created.
+        # Whether the switch has been in force since its creation. The first `with` then must not
+        # put it in force once more.
         self._is_new = True
         switches.append(self)
 
@@ -141,8 +142,8 @@ def _with_example(cause: str, example: Difference) -> str:
 def log_streak(streak: list[Trace], n_between: int | None) -> None:
     """Log that a function was traced many times, and the causes.
 
-    `n_between` is the number of calls between these traces that traced nothing. It is None for
-    traces of several callables, which were wrapped one after another.
+    `n_between` is the number of calls between these traces that traced nothing. It is `None` for
+    the traces of several callables that were wrapped one after another.
     """
     how = "in a row"
     if n_between is None:

@@ -56,8 +56,8 @@ class Circumstances:
     - `description`: the description of the arguments. It is `UNKNOWN` if they can't be described.
         The descriptions of old traces of large trees are replaced by `UNKNOWN` in time.
     - `configuration`: JAX's settings, by name.
-    - `why_dropped`: why the table dropped the entry of the trace; empty as long as it hasn't. The
-        list belongs to the entry, which fills it in.
+    - `why_dropped`: why the table dropped the entry of the trace; empty while the table has the
+        entry. The list belongs to the entry, which fills it in.
     """
 
     number: int
@@ -66,8 +66,8 @@ class Circumstances:
     why_dropped: list[str]
 
 
-#: How a trace differs from an earlier one, and the earlier trace's number, if it is the same
-#: function's.
+#: The differences between a trace and an earlier trace, and the number of the earlier trace. The
+#: number is `None` if the earlier trace is of a different function, or if there is none.
 Explanation = tuple[tuple[Difference, ...], int | None]
 
 
@@ -81,8 +81,8 @@ class TraceRecord:
     - `circumstances`: the call that the trace was for.
     - `earlier`: the circumstances of the traces with which this one is compared. They are dropped
         once the trace is explained.
-    - `functions`: the functions to compare in a function's first trace: the one that was traced
-        before at the same place, and this one; `None` if there is no such pair.
+    - `functions`: for a function's first trace, the descriptions of two functions to compare: the
+        one that was traced before at the same place, and this one. `None` if there is no such pair.
     - `seconds`: the time that the trace took so far.
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `recompiled`: the differences of later calls for which JAX compiled the program again.
@@ -124,9 +124,10 @@ class TraceRecord:
         found = differences(closest.description, now.description, self.place)
         found += _changed_settings(closest.configuration, now.configuration)
         if not found:
-            # The call looks just like the earlier one. Traces of one entry share its list. So if
-            # the lists are one object, the entry was there, and JAX has dropped its program.
-            why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
+            # The call looks just like the earlier one. All traces of an entry share the entry's
+            # `why_dropped`. So if the two lists are one object, the table still had the entry, and
+            # it was JAX that dropped the program.
+            why = "JAX's caches no longer hold the program (`jax.clear_caches()`)"
             if closest.why_dropped is not now.why_dropped:
                 why = "".join(closest.why_dropped) or _NO_VISIBLE_DIFFERENCE
             found = [Difference("cache evicted or cleared", "", "", why)]

@@ -64,11 +64,11 @@ _IN_LIBRARIES = {
 
 
 class MadeArray(NamedTuple):
-    """The temporary arrays of one type that one line of a program makes.
+    """The temporary arrays of one type that one line of a program creates.
 
     - `type`: the dtype and shape of each array, such as `float32[2048,64]`.
     - `bytes`: the bytes that all these arrays take together.
-    - `line`: the user's line that makes them.
+    - `line`: the user's line that creates the arrays.
     - `number`: the number of these arrays.
     """
 
@@ -192,7 +192,7 @@ def _updated_arguments(jaxpr: Any) -> list[frozenset[int]]:
     An output is a new value of an argument if it has the argument's shape and is computed from it
     through values of that shape. Backward passes don't count, because they compute gradients.
     """
-    # For each variable, the indices of the arguments of which it is a new value.
+    # The indices of the arguments of which a variable is a new value, by the variable.
     sources: dict[Any, frozenset[int]] = {v: frozenset((i,)) for i, v in enumerate(jaxpr.invars)}
 
     def sources_of(variable: Any, result: Any) -> frozenset[int]:
@@ -231,14 +231,14 @@ def _alive_at_peak(jaxpr: Any) -> list[tuple[Any, Any]]:
 
     Each comes as a pair: the equation that computes the array, and its variable. Equations are
     taken to run in the jaxpr's order, and an array to live from its equation to the last equation
-    that uses it. XLA runs them in another order and fuses some, so the result is an estimate.
+    that uses it. XLA runs them in a different order and fuses some, so the result is an estimate.
     """
     equations = jaxpr.eqns
     last_uses = {v: i for i, e in enumerate(equations) for v in e.invars if _is_variable(v)}
     # Arrays that a jaxpr returns aren't temporary: they are outputs of the program, or of the
     # equation around the jaxpr.
     returned = {*filter(_is_variable, jaxpr.outvars)}
-    # For each temporary array, the indices of the first and last equations of its life.
+    # The indices of the first and last equations in the life of a temporary array, by its variable.
     spans: dict[Any, tuple[int, int]] = {}
     n_bytes = 0
     peak = 0
@@ -296,7 +296,7 @@ _outermost_code: types.CodeType | None = None
 
 
 def begin_stacks_at(code: types.CodeType) -> None:
-    """Tell where the stack of an equation begins: at our function with this code.
+    """Let the stacks of equations begin at our function with this code.
 
     The core calls this at import, because this module may not import the core.
     """
@@ -384,7 +384,8 @@ class _Reader:
         self._count_arrays(jaxpr, around, source)
         stacks: dict[Any, _Stack] = {None: around}
         visits: Counter[Any] = Counter()
-        # How many times each nested jaxpr is used, on which stack, and whether by `jax.jit`.
+        # The number of uses of a nested jaxpr, by the jaxpr, the stack, and whether an equation of
+        # `jax.jit` uses it.
         nested: Counter[tuple[Any, _Stack, bool]] = Counter()
         for traceback, group in itertools.groupby(jaxpr.eqns, traceback_of):
             equations = [*group]
@@ -485,8 +486,8 @@ class _Reader:
         n_below: Counter[tuple[str, ...]] = Counter()
         for path, count in large:
             n_below[path[:-1]] += count
-        # A path is left out if longer paths account for its equations, all but a few: less than a
-        # quarter of the program's.
+        # A path is left out if longer paths account for its equations, except for at most a quarter
+        # of the program's equations.
         shown = [
             (path, count)
             for path, count in large

@@ -1,4 +1,4 @@
-"""The classes by which users read traces: `Trace`, and `TraceList`, which shows as a table."""
+"""The classes by which users read traces: `Trace`, and `TraceList`, which prints as a table."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -104,8 +104,8 @@ class Trace:
     def arguments(self) -> dict[str, str]:
         """The arguments of the traced call: the text of each part by its path.
 
-        Arrays are texts like `float32[3]`. The dict is empty for trees that are too large to be
-        described, and for old traces of large trees.
+        The text of an array is like `float32[3]`. The dict is empty for trees that are too large to
+        be described, and for old traces of large trees.
         """
         # Not cached, because texts name lines relative to the working directory, which may change.
         description = self._record.circumstances.description
@@ -133,7 +133,8 @@ class Trace:
 def explanation_of(differences: Iterable[Difference], compared_with: int | None = None) -> str:
     """Return a line for each difference, with its remedy.
 
-    `compared_with` is the number of the trace from which the call differs, for a line before them.
+    `compared_with` is the number of the earlier trace. Without it, the line that names the earlier
+    trace is left out.
     """
     lines = [f"  - {line}" for line in listed(differences, with_remedies=True)]
     if compared_with is not None:
@@ -142,7 +143,7 @@ def explanation_of(differences: Iterable[Difference], compared_with: int | None 
 
 
 class TraceList(list[Trace]):
-    """A list of traces, which shows as a table in a terminal and in a notebook."""
+    """A list of traces, which prints as a table in a terminal and in a notebook."""
 
     def __repr__(self) -> str:
         if not self:

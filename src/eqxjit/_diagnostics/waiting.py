@@ -59,7 +59,7 @@ class Phase:
 
 #: The outermost phase of each thread, by the thread's number.
 under_way: dict[int, Phase] = {}
-#: The thread that runs `watch`. It ends when nothing is under way, and is started anew.
+#: The thread that runs `watch`. It ends when no phase is under way. A later phase starts a new one.
 watcher = threading.Thread()
 
 

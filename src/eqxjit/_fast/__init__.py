@@ -1,4 +1,4 @@
 """Fast paths, which replay the slow path behind guards: in C, or in generated Python.
 
-This package may import `_spec`. Start reading at `make.py`.
+This package may import `_spec` and the layers below it. Start reading at `make.py`.
 """

@@ -60,7 +60,7 @@ class PythonFast:
         _, self._make_call = Writer(function, entry).write()
 
     def link(self, fasts: list[Any]) -> None:
-        """Set the list of fast paths that this one belongs to. The latest hit comes first in it."""
+        """Set the list that holds this fast path. The fast path of the latest call comes first."""
         self._fasts = fasts
         self.is_first = fasts[:1] == [self]
 
@@ -85,8 +85,8 @@ class PythonFast:
         **Arguments:**
 
         - `handler`: the `CallHandler` of the wrapper.
-        - `otherwise`: what the function calls if its guards don't match: the next fast path, or
-            the slow path.
+        - `otherwise`: the callable that makes the call if the guards don't match: the next fast
+            path, or the slow path.
         """
         function = handler.function
         fun_variables = *function.statics, *handler.fun_arrays

@@ -18,8 +18,8 @@ Invariants:
 - For the same reason, the size of a container and its next item are read again after each child.
 - Specs and keys are created by eqxjit, so they are trusted. How many arrays and static objects a walk takes is
   checked all the same, because the walk writes them into memory of a fixed size.
-- A new tuple or list gets all of its items at once, because from the start anybody can find it through the
-  garbage collector.
+- A new tuple or list gets all of its items at once, because any code can find it through the garbage collector as
+  soon as it exists.
 - If a guard raises an error for which `is_for_slow_path` in writer.py returns True, the slow path makes the call.
   Any other error is raised at once, because it comes from the user's code or from a signal handler.
 */
@@ -41,8 +41,8 @@ Invariants:
 #define NOINLINE __attribute__((noinline))
 #endif
 
-/* The version of what Python relies on in this file. Raise it here and in _compat.py with each such change, because
-   a stale build may be installed. */
+/* The version of the interface between this file and the Python code. Raise it here and in _compat.py with each change
+   of the interface, because a stale build may be installed. */
 #define INTERFACE 63
 
 /* The kinds of nodes in a spec. _spec/tree.py has the same numbers. */
@@ -119,7 +119,7 @@ static void release(PyObject **block, PyObject **small, Py_ssize_t n) {
 }
 
 /* Counts a level of a tree like a call of a Python function, so that a tree that is too deep raises a
-   RecursionError. Evaluates to true if it did. */
+   RecursionError. Evaluates to true if the error was raised. */
 #define ENTER_LEVEL Py_EnterRecursiveCall(" in a deep tree")
 
 /* Defines the functions by which objects of a type are traversed, cleared and deallocated. FIELDS(DO) applies DO to
@@ -161,7 +161,7 @@ typedef struct {
     char ask;       /* whether the object's class may be registered as a node later, so that each call must ask */
 } Static;
 
-/* Returns Static(key, ask=False). */
+/* Implements the call `Static(key, ask=False)`. */
 static PyObject *static_vectorcall(PyObject *type, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Py_ssize_t n = PyVectorcall_NARGS(n_args_flag);
     if (n < 1 || n > 2 || kwnames != NULL) return MALFORMED(NULL);
@@ -238,13 +238,13 @@ TYPE(Flags, flags, "Flags", Py_TPFLAGS_BASETYPE)
 
 /* --- Calls in flight ----------------------------------------------------------------------------- */
 
-/* What is known of a call while JAX runs it. A record borrows its references from the C function that makes the
-   call, except where a field says otherwise. */
+/* The record of a call while JAX runs it. It borrows its references from the C function that makes the call, except
+   for a Call that `call_of` has created. */
 typedef struct InFlight {
     struct InFlight *outer; /* the record of the next outer call in flight of this thread */
-    Py_ssize_t n_uses;      /* how many C functions use this record; the last to end frees it */
+    Py_ssize_t n_uses;      /* how many C functions use this record; the last one to return frees it */
     PyObject *entry;        /* the entry that is called */
-    PyObject *call;         /* the Call, or NULL while a fast path hasn't needed one yet; see `run_in_flight` */
+    PyObject *call;         /* the Call; NULL in a fast path until `call_of` creates it */
     PyObject *handler;      /* the CallHandler of the wrapper; this and the fields below belong to fast paths */
     PyObject *const *args;  /* the arguments, as in a vectorcall */
     Py_ssize_t n_args;
@@ -294,7 +294,7 @@ static PyObject *run_in_flight(PyObject *jitted, PyObject *const *arrays, size_t
     return output;
 }
 
-/* Returns the Call of a call in flight, borrowed from `call`. Creates it when it is first asked for. */
+/* Returns the Call of a call in flight, borrowed from `call`. Creates the Call if there is none yet. */
 static PyObject *call_of(State *state, InFlight *call) {
     if (call->call != NULL) return call->call;
     Py_ssize_t n = count_arguments(call);
@@ -367,7 +367,7 @@ typedef struct {
     PyObject *interceptor; /* the callable that `intercept` puts in the place of this wrapper's calls */
 } Dispatcher;
 
-/* Most calls need at most this many pointers. */
+/* The number of pointers that a walk has room for without allocating memory. Most calls need no more. */
 #define N_SLOTS 256
 
 /* A walk over the arguments of one call, and the arrays and static objects that it has taken so far. */
@@ -393,7 +393,7 @@ typedef int (*Guard)(Walk *walk, PyObject *spec, PyObject *value);
 static int same(Walk *walk, PyObject *key, PyObject *value);
 static int match(Walk *walk, PyObject *spec, PyObject *value);
 
-/* Runs a guard on a child of a container, which may lose the child meanwhile. */
+/* Runs a guard on a child of a container. The guard may run the user's code, which may drop the child. */
 static inline int guard_child(Walk *walk, Guard guard, PyObject *spec, PyObject *child) {
     Py_INCREF(child);
     int matches = guard(walk, spec, child);
@@ -415,7 +415,7 @@ static inline int each_item(Walk *walk, Guard guard, PyObject *spec, PyObject *v
 
 /* --- Guards of static objects -------------------------------------------------------------------- */
 
-/* Asks `same` in _spec/static_key.py, which is slower, about a key that is rare. */
+/* Calls `same` in _spec/static_key.py, which is slower, for rare kinds of keys. */
 static int same_in_python(Walk *walk, PyObject *key, PyObject *value) {
     PyObject *answer = PyObject_CallFunctionObjArgs(walk->state->same, value, key, NULL);
     if (answer == NULL) return -1;
@@ -479,7 +479,7 @@ static int same_fields(Walk *walk, PyObject *key, PyObject *value, Py_ssize_t n)
 static int same_parts(Walk *walk, PyObject *key, PyObject *value) {
     Py_ssize_t n = PyTuple_GET_SIZE(key) - HEAD;
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(key, 1)) return 0;
-    /* A bool is its own part, and there are only two bools. */
+    /* The only part of a bool's key is the bool itself, and there are only two bools. */
     if (PyBool_Check(value) && n > 0) return value == PyTuple_GET_ITEM(key, HEAD);
     long reader = KIND(key);
     if (reader == NUMBER && n > 0) return same_number(walk, key, value, PyTuple_GET_ITEM(key, HEAD));
@@ -541,15 +541,16 @@ static int same(Walk *walk, PyObject *key, PyObject *value) {
     return same_in_python(walk, key, value);
 }
 
-/* Takes a static object of the call, because the program may return this very object. Returns 1, or -1. */
+/* Takes a static object of the call, because the user's function may return this very object. Returns 1, or -1 if an
+   error is set. */
 static inline int take_static(Walk *walk, PyObject *value) {
     if (walk->n_statics >= walk->fast->n_statics) return MALFORMED(-1);
     walk->statics[walk->n_statics++] = Py_NewRef(value);
     return 1;
 }
 
-/* Compares a static leaf. If the class of the leaf may have been registered as a node since, it is asked whether the
-   leaf is still a leaf. */
+/* Compares a static leaf. If its class may have been registered as a node since the trace, JAX's registry is asked
+   whether the object is still a leaf. */
 static int same_leaf(Walk *walk, Static *expected, PyObject *value) {
     if (expected->ask) {
         PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value);
@@ -590,7 +591,7 @@ static int match_array(Walk *walk, PyObject *leaf) {
 }
 
 static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    /* The aux of a named tuple isn't None. Its class may have been registered as a node of another kind since. */
+    /* The aux of a named tuple isn't None. Its class may have been registered as a node since the trace. */
     if (PyTuple_GET_ITEM(spec, 2) != Py_None) {
         int is_node = PySequence_Contains(walk->state->registered, (PyObject *)Py_TYPE(value));
         if (is_node) return is_node < 0 ? -1 : 0;
@@ -639,8 +640,8 @@ static int match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t 
     return matches;
 }
 
-/* Matches any other node by the metadata and children that its flatten function returns. That function is the user's,
-   and JAX knows no more of the node. It runs on every call. */
+/* Matches any other node by the metadata and children that its flatten function returns. The flatten function runs on
+   every call, because nothing else tells what is in the node. */
 static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
     PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value);
     if (flat == NULL) return -1;
@@ -684,7 +685,7 @@ static int match(Walk *walk, PyObject *spec, PyObject *value) {
 
 /* --- Outputs ------------------------------------------------------------------------------------- */
 
-/* What JAX returned for a call, and how much of it the user's output contains so far. */
+/* The arrays that JAX returned for a call, and how many of them are in the user's output so far. */
 typedef struct {
     Walk *walk;              /* the walk over the arguments of the call */
     Flags *program;          /* the program that ran; JAX keeps it alive */
@@ -711,8 +712,9 @@ static int read_returned(Output *output, PyObject *returned) {
     return 0;
 }
 
-/* Returns the next static object of the output. Its slot is -1 if it comes from the trace, or else the index of one
-   that came in with this call. The function's static objects come first, then those of the arguments. */
+/* Returns the next static object of the output. Its slot is -1 if it is the object that the trace returned. Otherwise
+   the slot is its index among the static objects of this call: those of the wrapped function, then those of the
+   arguments. */
 static PyObject *next_static(Output *output) {
     PyObject *statics = PyTuple_GET_ITEM(output->out, 1);
     PyObject *slots = PyTuple_GET_ITEM(output->out, 2);
@@ -756,8 +758,8 @@ static PyObject *make_dict(State *Py_UNUSED(state), PyObject *Py_UNUSED(cls), Py
 
 static PyObject *make_module(State *state, PyObject *cls, PyObject *names, PyObject **values, Py_ssize_t n) {
     PyObject *made = PyBaseObject_Type.tp_new((PyTypeObject *)cls, state->empty, NULL);
-    /* Not by Equinox's `__setattr__`, because a Module is frozen. Not by the `__dict__` either, because CPython stores
-       fields that are set one by one without a dict, until somebody asks for it. */
+    /* Not by Equinox's `__setattr__`, because a Module is frozen. Not by the `__dict__` either, because CPython creates
+       no dict for fields that are set one by one until somebody reads `__dict__`. */
     for (Py_ssize_t i = 0; made != NULL && i < n; i++) {
         if (PyObject_GenericSetAttr(made, PyTuple_GET_ITEM(names, i), values[i]) < 0) Py_CLEAR(made);
     }
@@ -817,7 +819,7 @@ static PyObject *combine(Output *output, PyObject *spec) {
 static PyObject *combine_output(Output *output) {
     PyObject *number = PyLong_FromLongLong(output->program->number);
     if (number == NULL) return NULL;
-    /* The value is a pair of the Out and a weak reference to the program. */
+    /* Each value of `outs` is a pair of the Out and a weak reference to the program. */
     PyObject *found = PyDict_GetItemWithError(output->walk->fast->outs, number);
     Py_DECREF(number);
     if (found == NULL) return PyErr_Occurred() ? NULL : MALFORMED(NULL);
@@ -843,8 +845,8 @@ static int wait_if_needed(Output *output, int must_wait) {
     /* `finish_fast` reads an unread program, and then waits if need be. */
     must_wait = must_wait || (program->must_wait && !program->unread);
     if (!is_transformed && !must_wait) return 0;
-    /* A program has run as soon as one of its outputs is there. That isn't so for tracers, because a transformation may
-       return some inputs unchanged. */
+    /* A program has run as soon as one of its outputs is ready. This doesn't hold for tracers, because a transformation
+       may return some inputs unchanged. */
     PyObject *done = are_plain ? PyObject_CallMethodNoArgs(output->arrays[0], state->block_until_ready)
                                : PyObject_CallOneArg(state->wait_for, output->list);
     if (done == NULL) return -1;
@@ -857,7 +859,7 @@ static int wait_if_needed(Output *output, int must_wait) {
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); DO(self->outs);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
-/* Returns Fast(entry, jitted, args, kwargs, outs, n_statics, n_arrays, n_fun). */
+/* Implements the call `Fast(entry, jitted, args, kwargs, outs, n_statics, n_arrays, n_fun)`. */
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     Fast new = {0};
     if (!PyArg_ParseTuple(args, "OOO!O!O!nnn:Fast", &new.entry, &new.jitted,
@@ -907,9 +909,9 @@ static PyObject *spec_of(Fast *fast, Py_ssize_t i) {
                             : PyTuple_GET_ITEM(fast->kwargs, HEAD + i - n_positional);
 }
 
-/* Returns the i-th argument in the order of the spec, borrowed from the call, or NULL if the call doesn't have it. A
-   call may pass an argument by keyword that is positional in the spec. So `names` are the names of the parameters that
-   take positional arguments, with None for each that can't be passed by keyword. */
+/* Returns the i-th argument in the order of the spec, borrowed from the call, or NULL if the call doesn't have it.
+   `names` are the names of the parameters that take positional arguments, with None for each parameter that can't be
+   passed by keyword. They are needed because a call may pass by keyword what is positional in the spec. */
 static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py_ssize_t i) {
     if (i < call->n_args) return call->args[i];
     Py_ssize_t n_positional = count_positional(fast);
@@ -946,8 +948,9 @@ static inline int match_static_arguments(Walk *walk, InFlight *call) {
     return 1;
 }
 
-/* Takes the static arguments, and matches all other arguments. The function's own arrays follow those of the arguments.
-   Each of them is asked whether it is an array, too, because a NumPy array has to be copied. */
+/* Takes the static arguments, and matches all other arguments. The wrapped function's own arrays follow those of the
+   arguments. They go through `match_array`, too, because it notes whether any array has to be copied, like a NumPy
+   array. */
 static inline int match_trees(Walk *walk, InFlight *call) {
     Fast *fast = walk->fast;
     Py_ssize_t n = count_all(fast);
@@ -1016,7 +1019,7 @@ static int pass_arrays(Walk *walk) {
     return must_wait;
 }
 
-/* Takes the exception that is set, with its traceback. */
+/* Clears the current exception and returns it, with its traceback. */
 static PyObject *take_error(void) {
 #if PY_VERSION_HEX >= 0x030C0000
     return PyErr_GetRaisedException();
@@ -1031,7 +1034,7 @@ static PyObject *take_error(void) {
 #endif
 }
 
-/* Sets an exception that `take_error` returned, and takes over the reference to it. */
+/* Sets an exception that `take_error` returned. Steals the reference to it. */
 static void set_error(PyObject *error) {
 #if PY_VERSION_HEX >= 0x030C0000
     PyErr_SetRaisedException(error);
@@ -1040,8 +1043,8 @@ static void set_error(PyObject *error) {
 #endif
 }
 
-/* Takes the exception that a guard has set, and returns whether the slow path decides about it. If not, the exception
-   is set again. */
+/* Returns whether the slow path makes a call after the exception that a guard has set, or -1. If it does, the exception
+   is cleared. */
 static int is_for_slow_path(State *state) {
     PyObject *error = take_error();
     PyObject *answer = PyObject_CallOneArg(state->is_for_slow_path, error);
@@ -1059,8 +1062,8 @@ static PyObject *finish_in_python(State *state, InFlight *call, PyObject *return
     return PyObject_CallMethodObjArgs(call->handler, state->finish_fast, returned, made, NULL);
 }
 
-/* Sets the error that a call raises, if `error` was raised in the call, and the exception that is set was raised while
-   the Call was created for that error. Takes over the reference to `error`. */
+/* Decides between two exceptions of a call, and sets the one to raise. The call itself raised `error`. The current
+   exception was raised later, while the Call was created to hand `error` over. Steals the reference to `error`. */
 static void choose_error(PyObject *error) {
     if (PyErr_ExceptionMatches(PyExc_Exception)) {
         /* The later error only says that the arguments can't be bound and split once more. */
@@ -1078,7 +1081,7 @@ static void choose_error(PyObject *error) {
     set_error(interrupt);
 }
 
-/* Has the handler raise the exception that is set, or a clearer one. */
+/* Has the handler raise the current exception, or a clearer one. */
 static PyObject *hand_over_error(State *state, InFlight *call) {
     PyObject *error = take_error();
     PyObject *made = call_of(state, call);
@@ -1125,7 +1128,7 @@ static PyObject *call_fast(Walk *walk, InFlight *call) {
 
 /* --- Dispatcher: the base class of wrappers ------------------------------------------------------ */
 
-/* Moves a fast path, which was the i-th, to the front of the list. */
+/* Moves a fast path from index i to the front of the list. */
 static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
     /* The user's code, which a guard ran, may have changed the list. */
     if (i >= PyList_GET_SIZE(fasts) || PyList_GET_ITEM(fasts, i) != fast) return;
@@ -1133,7 +1136,7 @@ static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
     PyList_SET_ITEM(fasts, 0, fast);
 }
 
-/* Makes a call of a wrapper. */
+/* Implements the call of a wrapper. */
 static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
     PyObject *fasts = self->fasts;
@@ -1158,6 +1161,7 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
     }
     PyObject *otherwise = self->otherwise;
     if (otherwise == NULL) {
+        /* `connect` hasn't been called yet, or the garbage collector has cleared the wrapper. */
         PyErr_SetString(PyExc_AttributeError, "__call__");
         return NULL;
     }
@@ -1209,7 +1213,7 @@ static PyObject *call_interceptor(PyObject *callable, PyObject *const *args, siz
     PyObject *interceptor = ((Dispatcher *)callable)->interceptor;
     /* The garbage collector has cleared the wrapper. `dispatch` then raises an error. */
     if (interceptor == NULL) return dispatch(callable, args, n_args_flag, kwnames);
-    /* The interceptor, or code that runs meanwhile, may end the interception, which drops the wrapper's reference. */
+    /* Code that runs in this call may end the interception, which drops the wrapper's reference. */
     Py_INCREF(interceptor);
     PyObject *result = PyObject_Vectorcall(interceptor, args, n_args_flag, kwnames);
     Py_DECREF(interceptor);
@@ -1248,11 +1252,11 @@ TYPE(Dispatcher, dispatcher, "JitFunction",
 /* JAX reads memory that is aligned by this many bytes in place; see _spec/arrays.py. */
 #define ALIGNMENT 64
 
-/* What becomes of a NumPy array in `copy_small`. */
+/* The possible answers of `choose`. */
 enum { FAILED = -1, LEFT_TO_PYTHON, PASSED_AS_IT_IS, COPIED };
 
-/* Returns whether the bytes of an array of this dtype aren't swapped. `*native_dtype` is the dtype for which the answer
-   was last yes, or NULL. */
+/* Returns whether arrays of this dtype have the byte order of the machine. `*native_dtype` remembers the last dtype for
+   which they have, and is NULL at first. */
 static int is_native(State *state, PyObject *dtype, PyObject **native_dtype) {
     if (dtype == *native_dtype) return 1;
     PyObject *flag = PyObject_GetAttr(dtype, state->isnative);
@@ -1262,7 +1266,8 @@ static int is_native(State *state, PyObject *dtype, PyObject **native_dtype) {
     return answer;
 }
 
-/* Decides what becomes of a NumPy array. Arrays of n_bytes or more are left to Python. */
+/* Decides whether `copy_small` copies a NumPy array, passes it as it is, or leaves it to Python. Arrays of n_bytes or
+   more are left to Python. */
 static int choose(State *state, PyObject *array, Py_ssize_t n_bytes, PyObject **native_dtype) {
     PyObject *dtype = PyObject_GetAttr(array, state->dtype);
     if (dtype == NULL) return FAILED;
@@ -1279,7 +1284,7 @@ static int choose(State *state, PyObject *array, Py_ssize_t n_bytes, PyObject **
     int is_aligned = (uintptr_t)buffer.buf % ALIGNMENT == 0;
     PyBuffer_Release(&buffer);
     if (!is_small) return LEFT_TO_PYTHON;
-    /* JAX copies a small array that isn't aligned before its call returns. */
+    /* JAX itself copies a small array that isn't aligned, before the call of the jitted function returns. */
     return is_aligned ? COPIED : PASSED_AS_IT_IS;
 }
 
@@ -1388,11 +1393,11 @@ static PyMethodDef module_methods[] = {
      "call in flight. `jitted` is a jitted function, or a method of one, such as `lower`."},
     {"in_flight", (PyCFunction)(void (*)(void))in_flight, METH_FASTCALL,
      "in_flight(entry=None): returns this thread's innermost call in flight, or None. With an entry, calls of other "
-     "entries are passed over."},
+     "entries are skipped."},
     {"copy_small", copy_small, METH_VARARGS,
      "copy_small(leaves, n_bytes): replaces each NumPy array in a list by a copy, if the array has fewer bytes and JAX "
-     "would read its memory in place. Returns the indices of the leaves that Python must decide about. These aren't "
-     "JAX's own arrays, NumPy's scalars, or small NumPy arrays."},
+     "would read its memory in place. Returns the indices of the leaves that are left to Python, such as large "
+     "NumPy arrays, and arrays of other libraries."},
     {"connect", connect, METH_VARARGS,
      "connect(wrapper, otherwise, handler, fun_arrays, fun_statics, names, fasts): has calls of a wrapper try the fast "
      "paths, if there are any, and then call `otherwise`."},

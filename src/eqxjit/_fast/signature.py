@@ -31,7 +31,7 @@ class _Source(str):
 
 _ANY_SIGNATURE = inspect.signature(lambda *args, **kwargs: None)
 
-# How a call passes on a parameter, by the kind of the parameter.
+# The source that forwards a parameter in a call, by the kind of the parameter.
 _FORWARDED = {
     Parameter.POSITIONAL_ONLY: "{0}",
     Parameter.POSITIONAL_OR_KEYWORD: "{0}",
@@ -128,7 +128,7 @@ class Signature:
         return str(inspect.Signature(parameters))[1:-1]
 
     def forwarded(self) -> list[str]:
-        """Return the source of the arguments by which a function passes on its own parameters."""
+        """Return the source of each argument of a call that forwards all parameters."""
         return [_FORWARDED[p.kind].format(p.name) for p in self.parameters]
 
     def paths(self, n_args: int, keywords: Iterable[str] = ()) -> list[str]:

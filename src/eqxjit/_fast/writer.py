@@ -41,12 +41,12 @@ from .signature import Signature, absent
 #: fast path would take too long.
 MAX_NODES = 2000
 
-# Names are made from this many characters at the end of a path, where paths differ most.
+# Generated names keep this many characters from the end of a path, where paths differ most.
 _LONGEST_NAME = 22
 
-# The source of a fast path. The prefix of our names replaces each `$`. It consists of underscores,
-# and no name of the user's begins with it. The replacement happens before the braces are filled, so
-# it leaves a `$` in a string of the user's alone.
+# The source of a fast path. Each `$` is replaced by the prefix of our names, which consists of
+# underscores, and with which no name of the user's begins. The replacement happens before the
+# braces are filled, so a `$` in a string of the user's stays.
 _TEMPLATE = """\
 def make_call($handler, $otherwise, $jitted, $fast{bound}):
     def {function}({parameters}):
@@ -81,15 +81,15 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
                 $output = $jitted({inputs})
                 [($program, $arrays)] = $output.items()
                 $is_part = $has_tracers($arrays)
-                $is_over = $record[1] is not None and ($is_part or not $program.unread)
-                if $waits or ($is_over and ($program.must_wait or $is_part)):
+                $is_warm = $record[1] is not None and ($is_part or not $program.unread)
+                if $waits or ($is_warm and ($program.must_wait or $is_part)):
                     $wait_for($arrays)
             except $BaseException as $error:
                 $hand_over($error, $handler, $record)
                 raise
             finally:
                 del $calls[$n_calls:]
-            if not $is_over or $outs[$program.number][0] is not $out:
+            if not $is_warm or $outs[$program.number][0] is not $out:
                 # JAX traced, or the program is unread, or its output has a different structure.
                 return $handler.finish_fast($output, $call_of($record))
             $fast.hits += 1
@@ -118,7 +118,7 @@ in_flight = _InFlight()
 
 
 def call_of(record: list[Any]) -> Any:
-    """Return the `Call` of a call in flight. Create it when it is first asked for."""
+    """Return the `Call` of a call in flight. Create the `Call` if there is none yet."""
     entry, handler, values = record
     if handler is not None:
         args, kwargs = handler.function.signature.arguments_among(values)
@@ -127,15 +127,15 @@ def call_of(record: list[Any]) -> Any:
 
 
 def is_for_slow_path(error: BaseException) -> bool:
-    """Return whether the slow path decides about an error that a guard raised.
+    """Return whether the slow path makes a call after an error that a guard raised.
 
     Python raises a `TypeError`, a `ValueError` or a `RecursionError`, and no subclass of these, if
     a value can't be hashed, compared or walked. The slow path then names the argument in its error,
     or it succeeds, because it doesn't need the comparison. Any other error is raised at once,
     because it comes from the user's code or from a signal handler.
     """
-    is_pythons = type(error) in (TypeError, ValueError, RecursionError)
-    return is_pythons and not comes_from_signal_handler(error)
+    is_of_python = type(error) in (TypeError, ValueError, RecursionError)
+    return is_of_python and not comes_from_signal_handler(error)
 
 
 def hand_over(error: BaseException, handler: Any, record: list[Any]) -> None:
@@ -148,14 +148,14 @@ def hand_over(error: BaseException, handler: Any, record: list[Any]) -> None:
     try:
         handler.failed_fast(error, call)
     finally:
-        # The traceback refers to this frame, so these names would be cycles.
+        # The traceback refers to this frame, so these variables would be part of a cycle.
         del error, handler, record, call
 
 
 # Not `cls.__name__`, because a metaclass may not allow that.
 _name_of_class = vars(type)["__name__"].__get__
 
-# The objects to which the source refers by their own names, with the prefix.
+# Objects to which the source refers by their `__name__`, with the prefix in front.
 _NAMED = (
     BaseException,
     KeyError,
@@ -205,21 +205,20 @@ class Writer:
 
     - `signature`: the signature of the user's function.
     - `entry`: the entry.
-    - `prefix`: what our names begin with, and no name of the user's.
+    - `prefix`: the beginning of our names. No name of the user's begins with it.
     - `namespace`: the objects to which the source refers, by name.
     - `guards`: the source of the guards, argument by argument, with comments in between.
     - `arrays`: the names of the arrays of the call, in the order in which JAX takes them.
     - `statics`: the names of the static objects of the call, in the order of `Call.all_statics`.
     - `body`: statements that create parts of the output.
     - `out_arrays`: the names of the arrays of the output.
-    - `out_statics`: the slots and values of those static objects of the output that have no source
-        yet.
+    - `out_statics`: an iterator over the slot and value of each static object of the output.
     """
 
     def __init__(self, function: Any, entry: Any):
         """**Raises:** `TooLarge` if the trees of the entry have more than `MAX_NODES` nodes."""
-        # The source combines the outputs of the first program. `finish_fast` combines the outputs
-        # of a program that returns a different structure.
+        # The source combines the output of the entry's first program. If a later program returns a
+        # different structure, `finish_fast` combines its output.
         out = entry.out
         if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
             raise TooLarge
@@ -263,7 +262,8 @@ class Writer:
         fun_arrays = [self.variable("fun_array") for _ in range(self.entry.n_fun)]
         bound = [*self.statics, *fun_arrays]
         self._match_arguments()
-        # The function's own arrays match in any case, but a NumPy array has to be copied.
+        # The wrapped function's own arrays always match. They get guards all the same, because
+        # these note whether any array has to be copied, like a NumPy array.
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
         output = self._combine(self.entry.out.spec)
@@ -309,7 +309,7 @@ class Writer:
     def _match_arguments(self) -> None:
         """Write the guards of all arguments.
 
-        Those of static arguments come first, because they tell calls apart fastest.
+        The guards of static arguments come first, because they tell calls apart fastest.
         """
         args_spec, kwargs_spec = self.entry.spec[3:]
         arg_specs, kwarg_specs = args_spec[3:], kwargs_spec[3:]
@@ -324,7 +324,7 @@ class Writer:
         self.guards = early + late
 
     def _guards_of_rest(self, paths: list[str], n_args: int, keywords: Sequence[str]) -> list[str]:
-        """Return the guards of all parameters to which the spec has no argument of the same name.
+        """Return the guards of the parameters without an argument of the same name in the spec.
 
         An optional parameter must be absent. In `*args` there must be as many arguments as in the
         spec, and in `**kwargs` there must be the same keywords.
@@ -338,7 +338,8 @@ class Writer:
                 guard = f"{p}len({name}) == {max(n_args - i, 0)}"
                 name = f"*{name}"
             elif parameter.kind == Parameter.VAR_KEYWORD:
-                # The path of a keyword that has a parameter of its own is the keyword itself.
+                # A keyword argument with a parameter of its own has the keyword as its path. All
+                # other keyword arguments are in this dict.
                 keyword_paths = zip(keywords, paths[n_args:], strict=True)
                 guard = self._has_keys(name, [key for key, path in keyword_paths if key != path])
                 name = f"**{name}"
@@ -347,7 +348,7 @@ class Writer:
         return guards
 
     def _label(self, spec: Spec) -> str:
-        """Return what the comment above the guards of an argument says of the argument."""
+        """Return a description of an argument, for the comment above its guards."""
         if spec is ARRAY:
             return "array"
         # The name of a class may contain anything, even a line break.
@@ -381,9 +382,9 @@ class Writer:
             if aux is None:
                 guards.append(f"{p}len({var}) == {n}")
                 return [f"{var}[{i}]" for i in range(n)]
-            # The class of a named tuple may have been registered as another node since.
+            # The class of a named tuple may have been registered as a node since the trace.
             guards.append(f"{self.class_name(cls)} not in {p}registered_nodes")
-            # Not by index, because the class may have a `__getitem__` that doesn't return fields.
+            # Not by index, because the class may have a `__getitem__` that returns other values.
             items = self.variable(f"{var}_items")
             guards.append(f"{p}len({items} := [*{p}iter_tuple({var})]) == {n}")
             return [f"{items}[{i}]" for i in range(n)]
@@ -441,18 +442,19 @@ class Writer:
         `source` is an expression for the object, which also assigns it to `var`.
         """
         p = self.prefix
-        # Other keys have the form (reader, class, names or None, part, ...).
+        # A key that is a tuple has the form (reader, class, names or None, part, ...).
         reader, kind, _, *parts = key if type(key) is tuple else (None, type(key), None)
         constant = _constant_of(key)
         if isinstance(key, weakref.ref):
-            # The reference is a constant, not its object: the entry must not keep the object alive.
+            # The constant is the reference, because the entry must not keep its object alive.
             self.guards.append(f"{source} is {self.constant('ref', key)}() is not None")
         elif constant is not None:
             name = self.constant(f"{kind.__name__}_{short(constant)}", constant)
             is_equal = f"{p}type({var}) is {self.class_name(kind)} and {var} == {name}"
             self.guards.append(f"({source} is {name} or {is_equal})")
         elif key is None or kind is bool:
-            self.guards.append(f"{source} is {key and parts[0]}")
+            expected = None if key is None else parts[0]
+            self.guards.append(f"{source} is {expected}")
         elif reader == ITEMS and kind is tuple:
             # Tuples are frequent: the metadata of many nodes, and the sizes of layers.
             self.guards.append(f"{p}type({source}) is {p}tuple")
@@ -524,7 +526,7 @@ class Writer:
 def _constant_of(key: Any) -> Any:
     """Return the object to which a static object with this key is compared by type and `==`.
 
-    `None` if such a comparison isn't enough, or if the key is that of `None`.
+    `None` if such a comparison isn't enough, or if the key is the key of `None`.
     """
     if type(key) in THEMSELVES:
         return key
