@@ -1,7 +1,7 @@
-"""`python -m bench.probes.trial`: how far the figures of a trial are from the truth.
+"""`python -m bench.probes.trial`: compares the shares that a trial prints with the true shares.
 
-Runs scripts whose shares are known, because each part of their loop goes on until its time is over,
-alone and under `--trial`; and a script under Equinox, under eqxjit and under `--trial`.
+Each script has a loop whose parts measure their own time. It runs once without `--trial`, for the
+true shares, and once with it.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def _printed(output: str) -> dict[str | None, float]:
 
 
 def shares(n: int, options: list[str]) -> None:
-    """Print each share, as it is and as the trial has it, and the largest error."""
+    """Print the true shares of each script, the shares that its trial prints, and the errors."""
     for milliseconds, wait in _CASES:
         script = _SHARES.replace("WAIT", wait).replace("import json,", "import numpy as np, json,")
         arguments = json.dumps(dict(zip(_KINDS, milliseconds, strict=True))), str(n)
@@ -118,7 +118,7 @@ def shares(n: int, options: list[str]) -> None:
         errors = {kind: found.get(kind, 0.0) - share for kind, share in alone.items()}
         print(f"{wait}: largest error {max(map(abs, errors.values())):.1%}")
         for kind, share in alone.items():
-            line = f"  {kind:25} {share:6.1%} alone, {within[kind]:6.1%} in the trial's run"
+            line = f"  {kind:25} {share:6.1%} without trial, {within[kind]:6.1%} in the trial's run"
             print(f"{line}, printed {found.get(kind, 0.0):.0%}")
 
 

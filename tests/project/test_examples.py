@@ -76,4 +76,4 @@ def test_two_processes_train_as_one():
         assert len({loss for _, loss in losses}) == 1
         # Each traced once, for all 88 steps.
         assert part.count("88 steps, CacheInfo(entries=1, traces=1") == n_processes
-    assert "weights of the other process 0.0e+00 away, of two devices 0.0e+00" in printed
+    assert "largest difference: other process 0.0e+00, two devices 0.0e+00" in printed
