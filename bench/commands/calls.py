@@ -72,9 +72,10 @@ def main(argv: list[str]) -> int:
 
 
 def _figures(name: str, workload: Workload, rounds: int, seconds: float) -> tuple[Seconds, Seconds]:
-    """Return the seconds per statement: with eqxjit as it is, and those of generated Python.
+    """Return the seconds per statement, with the native back end and with generated Python.
 
-    The second part is empty without the native back end, because both parts would be the same.
+    Without the native back end, the first part has the times of generated Python, and the second
+    part is empty.
     """
     processes = min(PROCESSES, rounds) if (workload.leaves or 0) >= LARGE_TREE else 1
     environment = {**os.environ}

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     """Check that all ways agree, time them, print the times and write the record."""
     args = options("training", __doc__, argv, rounds=15)
 
-    first_calls = 1 if args.quick else 2  # the fastest counts
+    first_calls = 1 if args.quick else 2  # how many of each way; the fastest counts
     rows: dict[str, dict[str, Any]] = {}
     for name, build in chosen(TASKS, args).items():
         task = build()

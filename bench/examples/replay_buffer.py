@@ -1,6 +1,6 @@
 """Deep Q-learning with a replay buffer in NumPy: an agent learns to walk to the end of a corridor.
 
-The buffer and the environment reuse their arrays. Once a call has returned, that is safe.
+Buffer and environment overwrite their arrays in place, which is safe once a call has returned.
 """
 
 import argparse

@@ -42,7 +42,7 @@ def _figures(name: str, examples: list[Any]) -> Figures:
 def nested(name: str) -> Figures:
     """Trace a function that calls jitted functions.
 
-    It calls one function a hundred times, or fifty functions that are wrapped meanwhile.
+    It calls one function a hundred times, or wraps and calls fifty new functions.
     """
     import jax
     import jax.numpy as jnp

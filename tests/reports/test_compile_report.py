@@ -185,7 +185,7 @@ def test_operations_outside_of_any_jit():
     [note] = report.notes
     assert "of the compile time went into" in note
     assert "operations outside of any jit" in note
-    assert f"most of all by {shown(__file__)}:{line} (`setup`)" in note
+    assert f"most of it at {shown(__file__)}:{line} (`setup`)" in note
 
     @jax.jit
     def squares(x):

@@ -358,7 +358,7 @@ def test_many_medium_arrays_are_summed_by_line():
     assert (first.type, first.line) == ("float32[2048,64]", line_of(Residual.__call__, 2))
     assert first.number >= 20
     assert first.bytes == first.number * 2048 * 64 * 4
-    [note] = [note for note in row.notes if "of temporaries" in note]
+    [note] = [note for note in row.notes if "temporary arrays take" in note]
     assert f"{first.line} makes {first.number} x float32[2048,64], " in note
 
 
