@@ -68,8 +68,8 @@ def caller_of(name: str) -> Caller:
 
 def _is_operation(jitted: Any) -> bool:
     """Return whether JAX itself has jitted this function, as it does with its operations."""
-    # A function of JAX that a user passes to `jax.jit` isn't an operation. JAX has usually jitted such
-    # a function already, and then `jitted` isn't a plain function.
+    # A function of JAX that a user passes to `jax.jit` isn't an operation. JAX has usually jitted
+    # such a function already, and then `jitted` isn't a plain function.
     if type(jitted) is not types.FunctionType or code_of(jitted) is not jitted.__code__:
         return False
     return is_jaxs(jitted.__code__.co_filename)

@@ -95,14 +95,14 @@ def _notes_on_memory(program: Program) -> list[str]:
     if existing and n_bytes >= MANY_BYTES:
         notes.append(
             f"its temporary arrays take {bytes_text(n_bytes)}. The largest arrays: "
-            f"{'; '.join(map(str, existing))}. `jax.checkpoint` keeps fewer of them for a gradient. "
-            "Others can be computed block by block (`jax.lax.map` with `batch_size`)."
+            f"{'; '.join(map(str, existing))}. `jax.checkpoint` keeps fewer of them for a "
+            "gradient. Others can be computed block by block (`jax.lax.map` with `batch_size`)."
         )
     saved = program.donation_saves
     if not program.memory.donated and saved >= MANY_BYTES:
         notes.append(
             f"it returns {bytes_text(saved)} of arrays with the shapes of its arguments. If these "
-            'aren\'t used again, `filter_jit(donate="all")` saves that much memory.'
+            'arguments aren\'t used again, `filter_jit(donate="all")` saves that much memory.'
         )
     return notes
 
