@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.random as jr
@@ -65,6 +66,14 @@ def main(argv: list[str]) -> int:
         for row in rows
         for phase in PHASES
     }
+    _show(loads)
+    report = {"rounds": args.rounds, "percentiles": PERCENTILES, "loads": loads}
+    record("serving", report, args)
+    return 0
+
+
+def _show(loads: dict[str, dict[str, Any]]) -> None:
+    """Print a line for each load and competitor."""
     lines = [
         (load, way, found["calls_a_second"][way], *us, us[0] / of_alone[way][0], us[1] / of_eqx[1])
         for load, found in loads.items()
@@ -75,9 +84,6 @@ def main(argv: list[str]) -> int:
     percentiles = (f"p{p:g}" for p in PERCENTILES)
     columns = ("load", "", "calls/s", *percentiles, "p50 / alone", "p99 / eqx")
     show("µs per call", columns, lines)
-    report = {"rounds": args.rounds, "percentiles": PERCENTILES, "loads": loads}
-    record("serving", report, args)
-    return 0
 
 
 def _cases(n_shapes: int) -> tuple[dict[str, Case], dict[str, Iterator[Case]]]:
