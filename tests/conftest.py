@@ -67,7 +67,7 @@ collect_ignore = ["running/eight_devices.py"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _collect_little():
-    """Leave what earlier modules made out of collections, which then take no time."""
+    """Exempt the objects of earlier modules from garbage collections, which then are fast."""
     gc.collect()
     gc.freeze()
     yield
@@ -89,7 +89,7 @@ def hook(monkeypatch):
 
 @pytest.fixture(params=["off", "tracebackhide", "quiet_remove_frames", "remove_frames"])
 def filtering(request):
-    """How JAX filters tracebacks: in each way in turn."""
+    """Set each way in which JAX filters tracebacks, in turn."""
     before = jax.config.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", request.param)
     yield request.param
@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
-    """Share the compiled programs, once all workers are done: each finds them in the next run."""
+    """Once all workers are done, share their compiled programs with the workers of the next run."""
     if WORKER is None:
         folders = [folder for folder in PROGRAMS.glob("*") if folder.is_dir()]
         for file in [file for folder in folders for file in folder.iterdir()]:

@@ -19,7 +19,7 @@ x = jnp.arange(1.0, 4.0)
 
 
 def make_model(filter_jit):
-    """A Module with decorated methods, and the list of what of it was traced."""
+    """Return a Module with decorated methods, and a list that names each traced method."""
     traces = []
 
     class Model(eqx.Module):
@@ -157,7 +157,7 @@ def test_super(filter_jit):
 
 
 def abstract(base, *decorators):
-    """A class of which one method is abstract, and jitted."""
+    """Return a class with a jitted abstract method."""
 
     def step(self, x):
         """One step."""

@@ -1,7 +1,7 @@
 """A NumPy buffer may be overwritten once the call has returned.
 
-A call waits for that only where a copy would be dear: on a CPU, for large memory that XLA reads in
-place, while no earlier program runs.
+A call waits for its program only where a copy would cost much: on a CPU, for large arrays that XLA
+reads in place, while no earlier program runs.
 """
 
 import functools
@@ -19,7 +19,7 @@ _SIDE = 250
 
 
 def slow(tree, side=_SIDE):
-    """The sum of all arrays of a tree, each read when the call has long returned."""
+    """Return the sum of all arrays of a tree, which the program reads long after the call returned."""
     arrays = [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]
     y = jnp.broadcast_to(arrays[0].ravel()[0], (side, side))
     for _ in range(3):
@@ -28,7 +28,7 @@ def slow(tree, side=_SIDE):
 
 
 def aligned(shape, offset=0):
-    """An array that XLA would read in place, unless its memory begins so many bytes later."""
+    """Return an array that XLA reads in place, unless `offset` moves the start of its memory."""
     n_bytes = int(np.prod(shape)) * 4
     memory = np.empty(n_bytes + 128, np.uint8)
     start = -memory.ctypes.data % 64 + offset
@@ -68,7 +68,7 @@ def test_a_buffer_of_any_kind_can_be_overwritten(form, side, donate):
     "n_bytes", [4, 4_000, 98_000, 98_400, 102_396, 102_400, 102_404, 524_000, 525_000, 4_000_000]
 )
 def test_a_buffer_of_any_size_can_be_overwritten(n_bytes, offset):
-    """JAX copies small ones itself, before its call returns: also where it compiles in the call."""
+    """JAX itself copies small arrays before its call returns, even if the call compiles."""
     buffer = aligned((n_bytes // 4,), offset)
     f = eqxjit.filter_jit(lambda x: slow([ONE, x]))
     for i in range(CALLS):
@@ -117,7 +117,7 @@ def test_a_program_neither_writes_a_buffer_nor_returns_it(fun, donate):
 
 
 class Pair(eqx.Module):
-    """Buffers of a function, which it reads between those of its arguments."""
+    """A function with arrays of its own, which it reads between those of its arguments."""
 
     first: np.ndarray
     second: np.ndarray
@@ -202,7 +202,7 @@ SIDE_OF_A_LONG_PROGRAM = 800 if jax.default_backend() == "cpu" else 4000
     ],
 )
 def test_no_call_waits_for_an_argument(other):
-    """Which it returns or reads."""
+    """The call returns or reads an argument that isn't ready yet."""
 
     def fun(x, other):
         is_key = jnp.issubdtype(other.dtype, jax.dtypes.prng_key)

@@ -1,4 +1,4 @@
-"""Generated calls of generated functions: eqxjit, Equinox and plain Python agree on all that shows.
+"""Random calls of random functions: eqxjit, Equinox and plain Python have the same outcomes.
 
 With `HYPOTHESIS_PROFILE=thorough`, `pytest` on this file draws more than 10,000 scenarios.
 """
@@ -27,7 +27,7 @@ _drawn = itertools.count(1)
 
 
 def _bound_memory():
-    """Equinox and JAX keep each program that they have compiled."""
+    """Clear the caches of Equinox and JAX, which keep each compiled program."""
     if next(_drawn) % 100 == 0:
         eqx.clear_caches()
         jax.clear_caches()

@@ -1,4 +1,4 @@
-"""Errors under eager transformations, whose programs can't be read: each call waits for its own."""
+"""Errors under eager transformations. eqxjit can't read their programs, so each call waits."""
 
 import equinox as eqx
 import jax

@@ -148,7 +148,7 @@ def test_it_is_a_snapshot_of_static_objects_too(kind):
 
 
 class Unlike(Own):
-    """Its copies aren't equal to it, or can't be made."""
+    """An object whose copies are unequal to it, or that can't be copied."""
 
     def __deepcopy__(self, memo):
         if self.value == 3:

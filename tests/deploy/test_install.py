@@ -1,4 +1,4 @@
-"""`eqxjit.install`: upstream's `filter_jit` is ours, for what is wrapped and what will be."""
+"""`eqxjit.install` replaces Equinox's `filter_jit`, for existing wrappers and for new ones."""
 
 import contextlib
 import copy
@@ -49,7 +49,7 @@ def uninstalled():
 
 
 def ours(wrapper):
-    """Our wrapper of the same function, by which what is compiled for it can be asked."""
+    """Return eqxjit's wrapper of the same function, whose counters the tests read."""
     return eqxjit.filter_jit(wrapper.__wrapped__)
 
 
@@ -157,7 +157,7 @@ def test_libraries_raise_the_same(call, no_upstream):
 
 
 def make(fun=lambda x, n=2: x * n, **options):
-    """A function wrapped by upstream, a new one each time."""
+    """Return a new function, wrapped by Equinox."""
 
     @functools.wraps(fun)
     def function(*args, **kwargs):
@@ -300,7 +300,7 @@ def test_a_wrapper_stays_the_pytree_that_it_was(no_upstream):
 
 
 def pickled(value):
-    """A pickle by value, without the name of the folder that the code of the tests is in."""
+    """Return a pickle by value, without the path of the tests' folder."""
     return cloudpickle.dumps(value).replace(str(ROOT).encode(), b"")
 
 
@@ -352,7 +352,7 @@ def test_options_that_are_defaults_are_no_options(clear, no_upstream):
 
 
 def test_unknown_wrappers_go_on_using_upstreams():
-    """Where Equinox's have another field, which may be another option."""
+    """If Equinox's wrappers get a new field, it may be a new option."""
     program = """
         import equinox as eqx
         import equinox._jit
@@ -376,7 +376,7 @@ def test_unknown_wrappers_go_on_using_upstreams():
 
 
 def test_dropped_wrappers_are_freed():
-    """Also one that its own function refers to, by its name in an enclosing function."""
+    """This also holds for a wrapper to which its own function refers, by a closure."""
 
     def recursive():
         @UPSTREAM

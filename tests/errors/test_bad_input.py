@@ -36,7 +36,7 @@ class HashRaises:
 
 
 def new():
-    """A function of its own, with caches of its own, that takes anything as its first argument."""
+    """Return a new function, with new caches, that takes anything as its first argument."""
 
     def first(tree, x):
         return x * 2
@@ -45,7 +45,7 @@ def new():
 
 
 def run_both(bad, match, *, error=ValueError):
-    """A bad call fails as often as it is made, and spoils neither caches nor the good calls."""
+    """Check that a bad call fails each time, and spoils neither caches nor good calls."""
     theirs, ours = eqx.filter_jit(new()), eqxjit.filter_jit(new())
     for _ in range(CALLS):
         for f, expected in ((theirs, Exception), (ours, error)):
@@ -284,7 +284,7 @@ def test_decorators_in_the_wrong_order_are_told():
 
 
 class Breaking:
-    """A node that breaks where it is told to."""
+    """A node whose flatten or unflatten raises an error when a test says so."""
 
     at, error = None, KeyboardInterrupt
 

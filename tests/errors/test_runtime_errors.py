@@ -1,4 +1,4 @@
-"""`eqx.error_if` under the wrapper: what is raised, where, in which words; all else untouched."""
+"""`eqx.error_if` under the wrapper: what is raised, where, and with which text."""
 
 import contextlib
 import itertools
@@ -39,7 +39,7 @@ def _raised(f, *args, **kwargs):
 
 
 def _stack(error):
-    """The functions in the stack inside of JIT that the error's text shows."""
+    """Return the functions in the stack inside of JIT that the error's text shows."""
     text = str(error).partition("Below is the stack inside of JIT:")[2]
     return re.findall(r'File ".*", line \d+, in (\S+)', text)
 
@@ -142,7 +142,7 @@ def test_the_text_is_upstreams_on_every_call():
 @pytest.mark.parametrize("warm", [0, 1, CALLS])
 @both
 def test_the_stack_reaches_out_to_the_outermost_jitted_function(filter_jit, warm):
-    """Also from upstream's wrapper inside ours, and where a good call had it traced."""
+    """This also holds for Equinox's wrapper inside ours, and if a good call was traced first."""
     message = _message()
 
     @filter_jit
@@ -261,7 +261,7 @@ def test_eqx_on_error(value, outcome, blocks):
 @both
 @pytest.mark.parametrize("donate", ["none", "all"])
 def test_an_exception_in_a_callback_stays_jaxs(filter_jit, donate):
-    """Also if it reads like one about buffers, which are deleted by then."""
+    """This also holds if its text is like that of JAX's error about deleted buffers."""
 
     def fails(x):
         if x < 0:

@@ -100,5 +100,5 @@ PROGRAM = """
     ],
 )
 def test_each_timeout_arrives(path):
-    """306 of 306, on each path."""
+    """A timer interrupts calls at many points, on each path, and none of its errors is lost."""
     assert run(PROGRAM, **path) == "306 []\n"

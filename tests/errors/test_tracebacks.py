@@ -20,7 +20,7 @@ X = jnp.arange(1.0, 4.0)
 
 
 class Own(Exception):
-    """Can't be made of a text alone."""
+    """An exception that can't be created from a message alone."""
 
     def __init__(self, text, code, *, why):
         super().__init__(text)
@@ -58,7 +58,7 @@ ERRORS = {
 
 
 class Failing(eqx.Module):
-    """Raises what it is told to."""
+    """A static object that raises a given error."""
 
     weight: jax.Array
 
@@ -71,7 +71,7 @@ class Failing(eqx.Module):
 
 
 class Failure:
-    """Static, and equal to itself alone: an error that is raised for one shape."""
+    """A static object that compares by identity, and holds an error to raise for one shape."""
 
     def __init__(self, error):
         self.error = error

@@ -1,4 +1,4 @@
-"""Callables that are made again and wrapped: each trace is compared with the latest of its kind."""
+"""Callables that are created and wrapped again are compared with the latest of their kind."""
 
 import functools
 

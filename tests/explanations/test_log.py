@@ -1,4 +1,4 @@
-"""The log: silent unless asked for, but for a function that is traced again and again."""
+"""The log is silent by default, except for functions that are traced again and again."""
 
 import functools
 import logging
@@ -198,7 +198,7 @@ def test_a_huge_array_that_a_program_closes_over(where, messages):
 
 @pytest.fixture
 def messages():
-    """What was logged so far."""
+    """Return the messages that were logged so far."""
     logged: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: logged.append(record.getMessage())
@@ -208,7 +208,7 @@ def messages():
 
 
 def one(arguments, fun=lambda x: X, **options):
-    """A storm of calls of one function: how its `i`-th call is made."""
+    """Return a function that makes the `i`-th call, always of one wrapper."""
 
     def made():
         again = types.FunctionType(fun.__code__, fun.__globals__, fun.__name__)
@@ -219,7 +219,7 @@ def one(arguments, fun=lambda x: X, **options):
 
 
 def anew(fun, make=lambda i: X):
-    """A storm of functions that are wrapped anew for each call."""
+    """Return a function that makes the `i`-th call, each with a new wrapper."""
     return lambda: lambda i: eqxjit.filter_jit(fun(i))(make(i))
 
 

@@ -1,4 +1,4 @@
-"""Each trace is seen and explained: `traces()`, and the reasons that it gives."""
+"""Each trace is recorded and explained: `traces()`, and its reasons."""
 
 import contextlib
 import dataclasses
@@ -141,7 +141,7 @@ WAS_AND_IS = [
 
 @pytest.mark.parametrize(("old", "new", "expected"), WAS_AND_IS)
 def test_a_difference_has_its_category_and_path(old, new, expected):
-    """Whether calls are cold or warm."""
+    """This holds for cold and for warm calls."""
     for warm in (1, CALLS):
         f = eqxjit.filter_jit(lambda *args, **kwargs: identity(*args, **kwargs))
         for kwargs in (old, new):
@@ -288,11 +288,11 @@ def test_a_large_container_of_constants(make, reason):
 
 
 class Unique:
-    """Objects of which each is another."""
+    """A class whose objects are all different."""
 
 
 def test_what_changes_later_is_described_as_it_was():
-    """Also where nobody asks before: a record describes the call that was traced."""
+    """A record describes the call that was traced, even if it is read later."""
     config, unique = [1], Unique()
     f = eqxjit.filter_jit(lambda tree: X)
     f([*range(200), Model([], config=config), unique])
@@ -384,7 +384,7 @@ def test_lowering_is_a_trace_and_compiling_is_timed():
 
 
 def test_a_trace_that_fails_is_none():
-    """Also while its error, and by it its frames, are alive."""
+    """This also holds while its error, and so its frames, are alive."""
     f = eqxjit.filter_jit(lambda x, n: x / (1 // n), max_traces=1)
     errors = []
     for _ in range(CALLS):

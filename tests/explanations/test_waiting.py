@@ -120,7 +120,7 @@ def test_functions_of_others_are_not_watched(messages):
 
 
 def test_an_error_of_a_handler_of_messages_ends_no_watching(messages):
-    """The thread that watches goes on for others, and for later phases."""
+    """The watching thread goes on for other threads, and for later phases."""
 
     class Failing(logging.Handler):
         n_failed = 0

@@ -25,7 +25,7 @@ _REQUESTS = 500
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory):
-    """That of the file that the command line writes."""
+    """Return the application for a file that the command line wrote."""
     path = tmp_path_factory.mktemp("digits") / "model.eqxjit"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         main(["train", str(path), "--epochs", str(_EPOCHS)])
@@ -34,7 +34,7 @@ def application(tmp_path_factory):
 
 
 def requested(application, contents):
-    """The responses to contents, which several clients send, each one after the other."""
+    """Return the responses to these bodies, which several clients send at the same time."""
     responses = [None] * len(contents)
     left = iter(enumerate(contents))
 
@@ -53,14 +53,14 @@ def requested(application, contents):
 
 @pytest.fixture(scope="module")
 def images():
-    """Those of the test set, with pixels from 0 to 16."""
+    """Return the images of the test set, with pixels from 0 to 16."""
     _, (images, _) = digits.digits()
     return images.reshape(-1, 8, 8) * 16
 
 
 @pytest.fixture(scope="module")
 def expected(images):
-    """The probabilities of each, by the plain Equinox model, trained under upstream."""
+    """Return the probabilities of each image, by a model that was trained under Equinox."""
     training, _ = digits.digits()
     *_, last = digits.train(eqx.filter_jit, training, _EPOCHS)
     logits = jax.vmap(last.model)(jnp.asarray(images).reshape(-1, 64) / 16)

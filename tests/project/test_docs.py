@@ -48,7 +48,7 @@ def test_commands_exist(page):
 
 
 def test_figures_are_those_on_record():
-    """`python -m bench figures` writes them; none of them was measured anywhere else."""
+    """`python -m bench figures` has written all figures of the pages."""
     files = figures.written()
     assert len(files) > len(_PAGES)
     assert [named(path) for path, text in files.items() if text != path.read_text()] == []
@@ -76,7 +76,7 @@ def test_files_exist(page):
 
 @pytest.mark.skipif(not helpers.SPECIALIZING, reason="the walk ends with a fast path")
 def test_contributors_walk_through_a_first_call(capsys):
-    """Its steps are among the functions that the page's snippet prints, in that order."""
+    """The steps in the page's table are among the functions that its snippet prints, in order."""
     steps = re.findall(r"^\| `(\w+/\w+\.py)` \| `([\w.]+)` \|", _CONTRIBUTING.read_text(), re.M)
     assert len(steps) > 10
     for example in _SYBIL.parse(_CONTRIBUTING).examples():

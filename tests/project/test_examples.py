@@ -1,4 +1,4 @@
-"""The worked examples run: they print what the documentation shows, learn, and stay short."""
+"""The examples run, print what the documentation shows, learn, and stay short."""
 
 import re
 
@@ -33,7 +33,7 @@ def run(name, *arguments):
 
 
 def words(text):
-    """Its words without numbers: table lines and spaces depend on how wide those are."""
+    """Return a text's words without numbers, because the width of numbers changes a table."""
     return re.sub(r"\d[\d.,e-]*|[─ ]", " ", text).split()
 
 

@@ -1,4 +1,4 @@
-"""The notebooks run, at a small size, and what is kept of their last run is fit to be shown."""
+"""The notebooks run, at a small size, and their stored outputs can be shown."""
 
 import re
 

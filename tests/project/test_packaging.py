@@ -115,7 +115,7 @@ def test_type_checkers_see_the_own_signature(checker, tmp_path):
 
 @pytest.mark.parametrize("thing", PUBLIC_CLASSES)
 def test_examples_of_methods_run(thing):
-    """pytest looks for those of functions alone: a public class isn't of the file that it is in."""
+    """pytest doesn't find doctests of public classes, whose `__module__` isn't their file's."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     for test in doctest.DocTestFinder().find(thing, module=False, globs={}):
         assert doctest.DocTestRunner(optionflags=flags).run(test).failed == 0

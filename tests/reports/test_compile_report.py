@@ -1,4 +1,4 @@
-"""`compile_report`: everything that is compiled is in one table, whoever compiles it."""
+"""`compile_report` shows in one table what `filter_jit`, `jax.jit` and operations compile."""
 
 import importlib.util
 import sys
@@ -66,7 +66,7 @@ def test_rows_of_nested_and_foreign_functions(capsys):
 
 
 def test_seconds_are_a_functions_own():
-    """A nested function's time is in its own row, and once."""
+    """The time of a nested function is counted once, in its own row."""
 
     def sleeper(seconds):
         def sleep(x):
@@ -278,7 +278,7 @@ def test_operations_have_the_names_that_users_know():
 
 
 def test_a_release_of_jax_that_does_not_tell_what_it_jits(monkeypatch):
-    """Operations have rows by JAX's names then, and no note."""
+    """Operations then have rows with JAX's names, and no note."""
     monkeypatch.setattr(operations, "jitted_in", lambda frame: None)
     with eqxjit.compile_report() as report:
         jnp.cumsum(jnp.arange(19.0))
@@ -287,7 +287,7 @@ def test_a_release_of_jax_that_does_not_tell_what_it_jits(monkeypatch):
 
 
 def test_a_function_of_the_users_is_no_operation():
-    """Whatever its name: that of a primitive, of a public function, or a private one."""
+    """This holds even if it has the name of a primitive or of one of JAX's functions."""
 
     def named(name):
         def fun(x):
@@ -358,7 +358,7 @@ def test_a_report_that_is_not_printed(capsys):
 
 
 def test_what_a_library_calls_for_itself_has_no_row(tmp_path, caplog):
-    """It is part of another program, and nobody knows its name."""
+    """It is part of another program, and users don't know its name."""
     path = make_site_packages(tmp_path) / "a_solver.py"
     path.write_text(
         "import eqxjit\n"

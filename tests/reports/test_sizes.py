@@ -320,10 +320,10 @@ def test_what_is_known_of_memory_is_in_the_report(capsys):
 
 
 def test_a_release_of_jax_that_does_not_tell_where_equations_are_made():
-    """Sizes are told without lines then."""
+    """Sizes are then shown without lines."""
 
     class Bare:
-        """An equation, or a traceback, without what is private."""
+        """An equation, or a traceback, without JAX's private attributes."""
 
     assert _compat.traceback_of(Bare()) is None
     assert _compat.stack_of(_compat.traceback_of(Bare())) == ()
@@ -344,7 +344,7 @@ def test_sizes_without_lines(monkeypatch):
 
 
 def test_many_medium_arrays_are_summed_by_line():
-    """Each is below a megabyte, as activations of small models are."""
+    """Each array is below a megabyte, as activations of small models are."""
     net = Residual([eqx.nn.Linear(64, 64, key=k) for k in jax.random.split(jax.random.key(0), 20)])
 
     @eqxjit.filter_jit
@@ -401,7 +401,7 @@ def clipped(net, x):
     ids=lambda case: getattr(case, "__name__", ""),
 )
 def test_donation_is_advised_for_steps_and_not_for_gradients(fun, saves):
-    """`donate="all"` would delete the weights of which these are the gradients."""
+    """`donate="all"` would delete the weights to which the gradients belong."""
     net = eqx.nn.Linear(600, 600, key=jax.random.key(0))
     with eqxjit.compile_report() as report:
         eqxjit.filter_jit(fun)(net, jnp.ones((2, 600)))
@@ -532,7 +532,7 @@ def test_a_solve_by_diffrax():
 
 
 def test_names_of_captured_arrays_run_no_code_of_the_users():
-    """A flatten would make a State unusable, and what an attribute raises would fail the call."""
+    """A flatten would make a State unusable, and an attribute's error would fail the call."""
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "b", mode="batch")
 
     class Angry:

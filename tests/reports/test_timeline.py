@@ -1,4 +1,4 @@
-"""The timeline of a report: its spans, the files that it is saved as, and what notebooks show."""
+"""The timeline of a report: its spans, its files, and what notebooks show."""
 
 import html.parser
 import json
@@ -37,7 +37,7 @@ def report():
 
 
 def spans_of(report, function):
-    """Those of complete traces: where a warm call meets a new shape, JAX begins one in vain."""
+    """Return the spans of complete traces. JAX also begins a trace and drops it for a new shape."""
     return [span for span in report.spans if span.function == function and span.trace]
 
 

@@ -1,4 +1,4 @@
-"""What is dropped is freed: functions with their programs, arrays, structures beyond the bound."""
+"""Dropped functions are freed with their programs, and so are structures beyond the bound."""
 
 import functools
 import gc
@@ -37,7 +37,7 @@ class Model(eqx.Module):
 
 
 class Owner:
-    """A plain object with a method; compared by identity."""
+    """A plain object with a method. It compares by identity."""
 
     def __init__(self, i):
         self.i = i
@@ -65,7 +65,7 @@ def test_bounds_of_one_and_of_none():
 
 
 def _function(wrap=lambda filter_jit, f: filter_jit(f)):
-    """How a function and its wrapper are made."""
+    """Return a function and its wrapper."""
 
     def make(filter_jit, i):
         def f(*args):
@@ -142,7 +142,7 @@ def test_a_dropped_function_is_collected_with_its_programs(name, calls):
 
 @pytest.fixture
 def no_collection():
-    """Without the garbage collector: no cycle holds on to what may be gigabytes."""
+    """Disable the garbage collector, because no cycle may keep arrays alive."""
     gc.collect()
     gc.disable()
     yield
@@ -265,7 +265,7 @@ def test_an_entry_goes_with_the_object_that_it_was_made_for(kind, is_returned):
 
 
 def test_a_new_object_at_a_dead_ones_address_is_another():
-    """`id` is reused at once: a stale entry would be found."""
+    """Python reuses the `id` at once, so a stale entry would be found."""
     f = eqxjit.filter_jit(lambda static, x: x * static.i)
     for value in range(1, 20):
         static = Owner(value)

@@ -1,4 +1,4 @@
-"""Guards compare static objects as a look-up in a dict does: by type, then hash, then `==`."""
+"""Guards call a user's `hash` and `==` as a lookup in a dict does, and raise their errors."""
 
 import collections
 import signal
@@ -42,7 +42,7 @@ class Counting:
 
 
 class Timeout(Exception):
-    """As a signal handler raises it."""
+    """The error that a signal handler raises."""
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ ERRORS = [TypeError, ValueError, UnicodeError, RecursionError, AttributeError, K
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("method", ["hash", "=="])
 def test_a_call_raises_what_the_slow_path_raises(put, error, method, request):
-    """Whichever path it takes, with the same words."""
+    """The error and its text are the same on each path."""
     f = eqxjit.filter_jit(lambda x, v, n: x * n)
     x = jnp.ones(2)
     for n in (1, 2, 1):
@@ -162,7 +162,7 @@ def test_a_call_raises_what_the_slow_path_raises(put, error, method, request):
 
 @pytest.mark.parametrize("error", [TypeError, ValueError])
 def test_a_comparison_that_the_slow_path_does_not_make_raises_nothing(error):
-    """As that of two tables of data, which have no single truth value."""
+    """An example is the `==` of two data tables, which has no single truth value."""
 
     class Ambiguous(Own):
         def __hash__(self):
@@ -184,7 +184,7 @@ def test_a_comparison_that_the_slow_path_does_not_make_raises_nothing(error):
 
 
 def test_the_new_value_s_equality_is_asked():
-    """As a look-up in a dict does, if both have one."""
+    """A lookup in a dict does the same if both values have an `==`."""
 
     class Lenient:
         def __init__(self, accepts):
@@ -225,7 +225,7 @@ def test_the_very_part_of_a_container_counts_as_unchanged_without_a_hash():
 
 
 def test_code_of_the_users_runs_about_as_often_as_under_equinox():
-    """Once more for a fast path that is tried or made, and once more to describe a trace."""
+    """It may run once more when a fast path is created or tried, and once to describe a trace."""
     counts = collections.Counter()
 
     class Node:
@@ -260,7 +260,7 @@ def test_code_of_the_users_runs_about_as_often_as_under_equinox():
 
 
 def test_no_lock_is_held_while_static_values_are_compared():
-    """Or a lock that an `==` takes, as of an ORM, might wait for another caller without end."""
+    """Otherwise an `==` that takes a lock, as in an ORM, could deadlock with another caller."""
     f = eqxjit.filter_jit(lambda x, value: x * value.n)
     x = jnp.ones(2)
     finished = []
@@ -288,7 +288,7 @@ def test_no_lock_is_held_while_static_values_are_compared():
 
 
 class Interrupt(BaseException):
-    """As an exit, or Ctrl-C."""
+    """An exception like `SystemExit` or `KeyboardInterrupt`."""
 
 
 @pytest.mark.parametrize("second", [ValueError, Interrupt])
@@ -333,7 +333,7 @@ def test_an_error_is_not_lost_if_the_arguments_can_not_be_taken_apart_again(seco
 @pytest.mark.skipif(not SPECIALIZING, reason="the slow path words it")
 @pytest.mark.parametrize("error", [ValueError, RecursionError])
 def test_what_a_signal_handler_raises_in_a_guard_arrives(error):
-    """Also if it is an error on which the slow path has the last word otherwise."""
+    """This also holds for errors after which a call normally takes the slow path."""
 
     class Interrupted(Own):
         is_due = False

@@ -90,7 +90,7 @@ def is_right(result, number):
 
 
 def is_clear(result):
-    """Whether a result is an error that tells what is wrong: the user's own, or where to look."""
+    """Return whether a result is the user's own error, or an error that says where to look."""
     # Of an endless `==`, as it stands.
     return isinstance(result, RecursionError) or (
         isinstance(result, Exception)
@@ -132,7 +132,7 @@ def _ten_times(self, name):
     ids=", ".join,
 )
 def test_a_hostile_module_in_and_out(members):
-    """What upstream makes of it is right; and it comes out as it would there."""
+    """The result, and the Module that is returned, are those of Equinox."""
     fields = {"__annotations__": {"x": jax.Array, "scale": int}, "scale": eqx.field(static=True)}
     kind = type(eqx.Module)("Hostile", (eqx.Module,), {"__module__": __name__, **fields, **members})
     theirs, ours = [jit(lambda tree: (tree.x * tree.scale, tree)) for jit in BOTH]
@@ -153,7 +153,7 @@ def _renamed(**attributes):
 
 
 def _strange(**members):
-    """An object whose class has such members."""
+    """Return an object whose class has these members."""
     return type("Strange", (), {"__call__": lambda self, x, n=2: x * n, **members})()
 
 

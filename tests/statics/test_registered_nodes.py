@@ -128,7 +128,7 @@ WAYS = ("node", "node with keys", "node class", "dataclass", "static")
 
 @dataclasses.dataclass
 class Kind:
-    """A drawn class: how to make its objects, read them, and register it."""
+    """A random class: how to create its objects, read them, and register it."""
 
     cls: type
     make: Callable[..., Any]
@@ -274,7 +274,7 @@ def test_static_values(kind, is_late):
 @settings(max_examples=12)
 @given(kind=kinds(), place=places)
 def test_beside_calls(kind, place):
-    """Transformations, closures, ahead of time, and what lies below a wrapper."""
+    """Nodes in transformations, in closures, ahead of time, and in wrapped callables."""
     put, find = place
     kind.register()
     tree = put(kind.make(*numbers(kind), 10.0))
@@ -328,7 +328,7 @@ def test_an_explanation_names_the_children_as_jax_does():
 
 
 def test_objects_whose_class_is_registered_between_warm_calls():
-    """They were static, and their `==` overlooks the array that they hold."""
+    """The objects were static before, and their `==` ignores the array in them."""
 
     class Named:
         def __init__(self, name, x):

@@ -16,7 +16,7 @@ from tests.support.strategies import Change
 
 
 def apply(change: Change, args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """Makes a change somewhere in the arguments.
+    """Change something in the arguments, in place.
 
     **Returns:**
 
@@ -39,7 +39,7 @@ _KINDS |= {dict: collections.OrderedDict, collections.OrderedDict: dict}
 
 
 def _instead_of(old: Any, change: Change) -> Any:
-    """An equal value of another type, or the other zero; where there is none, a new one."""
+    """Return an equal value of another type, or a zero of the other sign, or else a new value."""
     if type(old) is float and old == 0 and math.copysign(1, old) > 0:
         return -0.0
     if type(old) in _KINDS and (not isinstance(old, (int, float)) or old in (0, 1)):
@@ -52,7 +52,7 @@ _Way = Callable[[Any, Change], Any]
 
 
 class _Place(NamedTuple):
-    """An object that can be changed in place, in some ways, which may change a static value."""
+    """An object that can be changed in place, and the ways to change it."""
 
     target: Any
     ways: list[_Way]
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
 
 
 def _places(value: Any, is_static: bool = False) -> Iterator[_Place]:
-    """Each object below a value that can be changed, static fields and what they hold included."""
+    """Yield each mutable object in a value, also in static fields."""
     ways = next((ways for kind, ways in _WAYS.items() if isinstance(value, kind)), None)
     if ways is not None:
         always_static = not isinstance(value, (list, dict, np.ndarray))

@@ -1,4 +1,4 @@
-"""Runs one scenario under eqxjit, under Equinox and without JIT, and compares all that shows."""
+"""Runs one scenario under eqxjit, under Equinox and without JIT, and compares the outcomes."""
 
 import contextlib
 import copy
@@ -22,10 +22,11 @@ from tests.support.strategies import BOOM, Change, Scenario
 
 
 def described(tree: Any, avals: bool = True) -> str:
-    """A tree's structure, static values and (unless told not to) the shapes of its arrays, as text.
+    """Return a text of a tree's structure, static values and, by default, shapes of arrays.
 
-    All that `filter_jit` compiles for, and nothing else: JAX and Python print `1`, `True` and `1.0`
-    differently, and equal values of one type equally. Shares nothing with eqxjit's own keys.
+    Two texts are equal exactly if `filter_jit` may use one program. JAX and Python print `1`,
+    `True` and `1.0` differently, and equal values of one type equally. No code of eqxjit is
+    involved.
     """
     leaves, treedef = tree_flatten(tree)
     return f"{treedef} {[_described_leaf(leaf, avals) for leaf in leaves]}"
@@ -41,7 +42,7 @@ def _described_leaf(leaf: Any, avals: bool) -> str:
 
 
 def content(tree: Any) -> list[Any]:
-    """The bytes of a tree's arrays."""
+    """Return the bytes of a tree's arrays."""
     arrays = [jnp.asarray(leaf) for leaf in tree_leaves(tree) if eqx.is_array(leaf)]
     return [np.asarray(_numbers(array)).tobytes() for array in arrays]
 
@@ -55,7 +56,7 @@ def _numbers(array: Any) -> Any:
 
 
 def statics(tree: Any) -> list[Any]:
-    """The static leaves of a tree."""
+    """Return the static leaves of a tree."""
     return [leaf for leaf in tree_leaves(tree) if not eqx.is_array(leaf)]
 
 
@@ -64,14 +65,14 @@ _NOBODYS = (bool, int, float, complex, str, bytes, range)
 
 
 def is_nobodys(value: Any) -> bool:
-    """Whether an equal value, of the same type, may stand for this one."""
+    """Return whether an equal value of the same type may replace this value."""
     if type(value) is frozenset:
         return all(map(is_nobodys, value))
     return type(value) in _NOBODYS or isinstance(value, np.dtype)
 
 
 def containers(tree: Any) -> Iterator[Any]:
-    """The nodes of a tree that could be changed in place."""
+    """Return the nodes of a tree that could be changed in place."""
     one_level = default_registry.flatten_one_level(tree)
     if one_level is not None:
         if isinstance(tree, (list, dict)) or (
@@ -157,7 +158,7 @@ class Side:
         self.wrap()
 
     def wrap(self, how: str = "wrap") -> None:
-        """Make the jitted function again, in one of three ways."""
+        """Wrap the function again, in one of three ways."""
         if how == "wrap":
             self.jitted = self._jit(self._fun)
         else:
@@ -203,9 +204,9 @@ def _outcome(side: Side, context: str, args: list[Any], kwargs: dict[str, Any]) 
 
 
 def _taken_apart(tree: Any) -> Any:
-    """A tree as it comes out of being flattened, if it can be.
+    """Return a tree after it was flattened and unflattened, if it can be.
 
-    A Module that lacks a field isn't quite the same then.
+    This changes a Module that lacks a field.
     """
     try:
         return tree_map(lambda leaf: leaf, tree)
@@ -237,7 +238,7 @@ class Comparison:
         self._returned_ids: set[int] = set()
 
     def change(self, before: Change | str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Change the arguments in place, or make the jitted function again."""
+        """Change the arguments in place, or wrap the function again."""
         if isinstance(before, Change):
             self._changed = True
             self._statics_changed |= changes.apply(before, args, kwargs)
@@ -245,7 +246,7 @@ class Comparison:
             self._ours.wrap(before)
 
     def call(self, context: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Makes a call on all sides."""
+        """Make a call on all sides."""
         traced_for, structure, given = self._what_is_traced(args, kwargs)
         if traced_for == UNTRACEABLE and context == "disable_jit":
             # Equinox refuses nothing then; eqxjit is as strict as ever.
@@ -302,7 +303,7 @@ class Comparison:
     def _compare_traces(
         self, traced_for: str, structure: str, context: str, runs: int, given: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Check whether ours traced. Return the statics that came in, and out, when it did."""
+        """Check whether eqxjit traced. Return the static objects that the trace was given and returned."""
         traced = given, self._ours.returned
         if context == "disable_jit":
             assert runs == 1
@@ -351,7 +352,7 @@ class Comparison:
 
 
 def compare(scenario: Scenario) -> None:
-    """Plays a scenario on all sides.
+    """Run a scenario on all sides.
 
     **Raises:**
 

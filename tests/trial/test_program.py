@@ -1,4 +1,4 @@
-"""`python -m eqxjit --trial`: however a program is run and ends, what was seen is printed."""
+"""`python -m eqxjit --trial` prints its findings however a program is run and ends."""
 
 import textwrap
 

@@ -199,7 +199,7 @@ def test_the_repr_is_one_short_line(make, pattern):
 
 
 def test_cache_info():
-    """As of `functools.lru_cache`: a named tuple."""
+    """It returns a named tuple, like `functools.lru_cache`."""
     f = eqxjit.filter_jit(lambda x, n: x * n)
     info = f.cache_info()
     assert info == (0, 0, 1024, 0)

@@ -1,4 +1,4 @@
-"""What a pickler does with a function it does with the jitted one: by its name, or by its value."""
+"""A pickler treats a jitted function like the function itself: by name or by value."""
 
 import os
 import sys

@@ -48,7 +48,7 @@ def test_a_copy_does_what_the_original_does(name, module, warm):
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_a_decorated_function_is_pickled_by_name(protocol):
-    """As any function is. Upstream refuses, since the name now belongs to the wrapper."""
+    """Any function is pickled by name. Equinox's wrapper can't be, because it owns the name."""
     for fun in (picklable.decorated, picklable.Model.step):
         pickled = pickle.dumps(fun, protocol)
         assert len(pickled) < 120
