@@ -19,7 +19,7 @@ _SIDE = 250
 
 
 def slow(tree, side=_SIDE):
-    """Return the sum of all arrays of a tree, which the program reads long after the call returned."""
+    """Return the sum of a tree's arrays, which the program reads long after the call returned."""
     arrays = [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]
     y = jnp.broadcast_to(arrays[0].ravel()[0], (side, side))
     for _ in range(3):

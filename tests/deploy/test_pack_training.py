@@ -43,7 +43,7 @@ GRADIENTS = gradients()
 
 
 def trained(optimizer, wrap=lambda tree: tree):
-    """Return the weights after steps with these gradients."""
+    """Return the weights after a step with each of `GRADIENTS`."""
     params = wrap(model())
     state = optimizer.init(weights(params))
     for gradient in GRADIENTS:

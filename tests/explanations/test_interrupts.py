@@ -114,7 +114,7 @@ def test_what_a_signal_handler_raises_arrives(name, slow):
 
 
 class Refusing:
-    """An object that raises an error for every attribute and operation."""
+    """An object whose `repr` and attributes raise errors."""
 
     def __repr__(self):
         raise RuntimeError

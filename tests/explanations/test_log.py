@@ -208,7 +208,7 @@ def messages():
 
 
 def one(arguments, fun=lambda x: X, **options):
-    """Return a function that makes the `i`-th call, always of one wrapper."""
+    """Return a function that starts a storm of calls of one wrapper."""
 
     def made():
         again = types.FunctionType(fun.__code__, fun.__globals__, fun.__name__)
@@ -219,7 +219,7 @@ def one(arguments, fun=lambda x: X, **options):
 
 
 def anew(fun, make=lambda i: X):
-    """Return a function that makes the `i`-th call, each with a new wrapper."""
+    """Return a function that starts a storm of calls, each of a new wrapper."""
     return lambda: lambda i: eqxjit.filter_jit(fun(i))(make(i))
 
 

@@ -393,7 +393,7 @@ HEAVY = jnp.ones((500, 500))
 
 @pytest.fixture
 def dispatches_asynchronously():
-    """Return whether JAX itself returns before a program is done."""
+    """Skip a test if JAX itself doesn't return before a program is done."""
     if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "0":
         pytest.skip("JAX is told to be synchronous")
     if not _returns_before_it_is_done(lambda: jax.jit(heavy)(HEAVY)):

@@ -65,7 +65,7 @@ def test_bounds_of_one_and_of_none():
 
 
 def _function(wrap=lambda filter_jit, f: filter_jit(f)):
-    """Return a function and its wrapper."""
+    """Return a function that creates a function and its wrapper."""
 
     def make(filter_jit, i):
         def f(*args):
@@ -77,7 +77,7 @@ def _function(wrap=lambda filter_jit, f: filter_jit(f)):
 
 
 def _returning(output):
-    """The same of a function that returns what is made of its own parts."""
+    """Return the same for functions whose results contain parts of their own."""
 
     def make(filter_jit, i):
         def f(x):

@@ -21,7 +21,7 @@ def caller(wrapper: Any) -> Any:
 
 
 def blocks(wrapper: Any) -> list[bool]:
-    """Return for each structure whether calls wait, after a check that its programs were read."""
+    """Return, for each structure, whether calls wait for one of the programs that were read."""
     entries = [*table(wrapper).entries.values()]
     programs = [[ref() for _, ref in entry.outs.values()] for entry in entries]
     return [any(p.must_wait for p in each if p is not None and not p.unread) for each in programs]
