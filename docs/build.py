@@ -98,7 +98,7 @@ def link_names(page: str, addresses: dict[str, str]) -> str:
         address = addresses.get(re.sub(r"^eqx\.", "equinox.", match[2]))
         return f'<a href="{address}">{match[1]}</a>' if address else match[0]
 
-    # The first alternative matches links, headings and blocks of code, whose content stays as it is.
+    # The first alternative matches links, headings and code blocks, whose content stays as it is.
     pattern = r"<(?:a|pre|h\d|title)\b.*?</(?:a|pre|h\d|title)>|(<code>([\w.]+)</code>)"
     return re.sub(pattern, lambda m: link(m) if m[1] else m[0], page, flags=re.DOTALL)
 

@@ -77,7 +77,7 @@ def _function(wrap=lambda filter_jit, f: filter_jit(f)):
 
 
 def _returning(output):
-    """Return the same for functions whose results contain parts of their own."""
+    """Return the same for a function that returns a part of itself or of its wrapper."""
 
     def make(filter_jit, i):
         def f(x):

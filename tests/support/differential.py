@@ -303,7 +303,7 @@ class Comparison:
     def _compare_traces(
         self, traced_for: str, structure: str, context: str, runs: int, given: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Check whether eqxjit traced. Return the static objects that the trace got and returned."""
+        """Check whether eqxjit traced. Return the trace's static inputs and static outputs."""
         traced = given, self._ours.returned
         if context == "disable_jit":
             assert runs == 1
