@@ -86,6 +86,18 @@ def test_contributors_walk_through_a_first_call(capsys):
     assert [step for step in steps if step not in calls] == []
 
 
+def test_functions_to_change_for_a_kind_of_node_exist():
+    """Each step names a file, and functions in it."""
+    steps = re.findall(
+        r"^\d\. `(_\w+/\w+\.\w+)`: (.*(?:\n   .*)*)", _CONTRIBUTING.read_text(), re.M
+    )
+    assert len(steps) > 4
+    for file, text in steps:
+        source = (_SOURCE / file).read_text()
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", text.replace("`_compat.py`", "")):
+            assert re.search(rf"\b{name}\b", source), (file, name)
+
+
 _WRITTEN = [*_PAGES, *(path for path in sorted(ROOT.glob("*.md")) if path not in _PAGES)]
 
 # What the variables of the pages' examples hold.
