@@ -28,7 +28,7 @@ def _count(event, *_, **__):
 @pytest.fixture(autouse=True, scope="module")
 def counting():
     """Count how often JAX traces, lowers and compiles, by JAX's own events."""
-    # For good: not every release can unregister it.
+    # It stays registered, because not every release of JAX can unregister a listener.
     jax.monitoring.register_event_duration_secs_listener(_count)
 
 
@@ -93,7 +93,7 @@ def test_the_first_call_compiles_nothing(name, as_structs):
     if as_structs:
         examples = jax.tree.map(lambda leaf: struct(leaf) if eqx.is_array(leaf) else leaf, examples)
     program, n = counted(lambda: f.compile(*examples[0], **examples[1]))
-    assert n >= 2  # Lowered and compiled, at least.
+    assert n >= 2  # It was at least lowered and compiled.
     assert program.seconds > 0
     assert program.executable_bytes is None or program.executable_bytes > 0
     expected = None

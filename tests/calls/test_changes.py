@@ -201,7 +201,7 @@ def test_a_container_changed_in_place_is_seen(name):
     change(container)
     warm.check(container, 1)
     warm(container, 1)
-    # And what was first is still served rightly.
+    # The first structure is still served correctly.
     warm.check(make(), 1)
 
 
@@ -297,7 +297,7 @@ def test_a_returned_static_object_that_was_changed_by_its_owner(kind, calls):
             tree, x = f(make([1, 2]), jnp.full(size, i))
             assert find(tree) == [1, 2]
             assert_same(x, jnp.full(size, i))
-    # And an output that its receiver changes.
+    # Here the receiver of an output changes the output.
     find(f(make([1, 2]), jnp.ones(2))[0]).append(3)
     for _ in range(CALLS):
         assert find(f(make([1, 2]), jnp.ones(2))[0]) == [1, 2]
@@ -372,7 +372,7 @@ def test_functions_and_classes_of_any_name(name):
         return x * n, kind
 
     fun.__name__ = fun.__qualname__ = name
-    # Python makes no class whose name has a NUL.
+    # Python can't create a class whose name contains a NUL.
     kind = type(Layer)(name.replace("\0", ""), (Layer,), {})
     f, of_class = eqxjit.filter_jit(fun), eqxjit.filter_jit(lambda odd: odd)
     for n in (1, 2):

@@ -235,7 +235,7 @@ def test_the_persistent_compilation_cache_hits_in_a_second_process(tmp_path):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    # Another seed, another order of sets; another module, other addresses.
+    # A different seed changes the order of sets, and another import changes addresses.
     other = PROGRAM.replace("import", "import sqlite3,", 1)
     *first, first_misses = run_program(PROGRAM, "1", PYTHONHASHSEED="1", **cache).split()
     *second, second_misses = run_program(other, "7", PYTHONHASHSEED="2", **cache).split()

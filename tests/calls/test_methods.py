@@ -238,7 +238,7 @@ def test_equality_and_hash(filter_jit):
     assert model.step != "step"
     with pytest.raises(TypeError):
         hash(Model(x).step)
-    if filter_jit is eqxjit.filter_jit:  # Upstream's holds a dict.
+    if filter_jit is eqxjit.filter_jit:  # Equinox's method holds a dict.
         assert len({Model(3.0).step, Model(3.0).step, Model(4.0).step}) == 2
 
 

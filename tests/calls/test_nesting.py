@@ -57,7 +57,7 @@ def test_a_call_inside_a_transformation(name):
             assert_same(ours(xs[0]), outside[0])
         for _ in range(2):
             assert_same(transform(ours, xs), expected)
-            # And back outside, where what was compiled for tracers must not be mistaken.
+            # Outside again, a program that was compiled for tracers must not be used.
             assert_same(ours(xs[1]), outside[1])
         assert our_count.jitted.cache_info().traces == our_count.traces <= their_count.traces
 
@@ -102,7 +102,7 @@ def test_calls_of_each_other_are_told_apart():
 
     @eqxjit.filter_jit
     def outer(x, n, shapes):
-        # Warm, and for a new shape, while `outer` itself is traced.
+        # These are warm calls, and calls with a new shape, while `outer` itself is traced.
         return [inner(x, 2)] + [inner(jnp.ones(size), n) for size in shapes]
 
     inner(jnp.ones(2), 2)
@@ -142,9 +142,9 @@ def test_disable_jit_runs_the_function_as_it_stands(filter_jit, warm):
     seen.clear()
     with jax.disable_jit():
         outputs = [f(*arguments) for _ in range(CALLS)]
-    # Once for each call, with the arrays themselves.
+    # The function runs once in each call, with arrays instead of tracers.
     assert seen == [False] * CALLS
-    # Containers are new ones all the same.
+    # Containers are still created anew.
     lists = [shared, *(out[1]["shared"] for out in outputs)]
     assert len({*map(id, lists)}) == len(lists)
     assert_same(outputs, [expected] * CALLS)
@@ -164,7 +164,7 @@ def test_the_users_error_under_disable_jit(filter_jit, error):
         raise error
 
     with jax.disable_jit(), pytest.raises(type(error)) as raised:
-        # JAX can't trace texts, which isn't what failed.
+        # JAX can't trace strings, but that isn't the error that is raised.
         fail(jnp.ones(2), np.array(["a", "b"]))
     assert raised.value is error
     assert raised.value.__cause__ is None

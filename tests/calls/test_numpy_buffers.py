@@ -130,7 +130,7 @@ class Pair(eqx.Module):
 
 ONE = jnp.ones(())
 
-#: What is called, and how, with two buffers that it reads.
+#: A jitted function, and a call of it that passes two buffers.
 WAYS = {
     "a list": (eqxjit.filter_jit(lambda t: slow(t)), lambda f, a, b: f([a, ONE, b]) - 1),
     "keywords": (eqxjit.filter_jit(lambda **t: slow(t)), lambda f, a, b: f(b=b, a={"a": a})),
@@ -163,7 +163,7 @@ def test_buffers_that_were_frozen_or_packed_can_be_overwritten():
         a, b = aligned((1000, 1000)), aligned((3,))
         a[...] = b[...] = 1
         frozen = eqxjit.freeze(lambda a: a, a)
-        # Which isn't there yet when the others are to be read.
+        # One array isn't ready yet when the other arrays are read.
         packed = eqxjit.pack([b, slow([ONE])], optimizer=None)
         repacked = packed.repack([b, slow([ONE])])
         a[...] = b[...] = 0
@@ -173,7 +173,7 @@ def test_buffers_that_were_frozen_or_packed_can_be_overwritten():
 
 
 def test_a_byte_swapped_array_is_refused_by_name():
-    # Under `jax.jit` it gives wrong numbers once an array of native bytes was passed.
+    # `jax.jit` computes wrong numbers if an array in native byte order was passed before.
     f = eqxjit.filter_jit(lambda x: x + 1)
     for _ in range(CALLS):
         with pytest.raises(TypeError, match="`x` can't be traced: Dtype >f4"):
@@ -246,7 +246,7 @@ def test_an_array_is_copied_once_however_many_structures_are_tried():
         for n in range(5):
             n_copies = 0
             f(array, n)
-            # And JAX looks at it, where it traces.
+            # JAX also reads the array when it traces.
             assert n_copies <= 2
     for n in (3, 1, 4):
         n_copies = 0
@@ -278,7 +278,7 @@ def test_a_buffer_below_a_transformation_can_be_overwritten(way):
         buffer[...] = 0
         for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
-        # A call without a transformation between.
+        # A call without a transformation comes in between.
         f(jnp.asarray(data))
 
 
@@ -292,7 +292,7 @@ def test_a_buffer_can_be_overwritten_between_the_passes():
         assert pull(jnp.ones(()))[0].tolist() == [2 * i] * 3
 
 
-#: Transformations of a function of an array, which read again later what else it was given.
+#: Transformations that read the other arguments of a function again, after its call.
 LATER = {
     "vjp": lambda f: lambda: jax.vjp(f, ONE)[1],
     "linearize": lambda f: lambda: jax.linearize(f, ONE)[1],

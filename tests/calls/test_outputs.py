@@ -316,7 +316,7 @@ def test_each_argument_is_returned_as_the_function_does(which):
             result, expected = f(x, *arguments), body(x, *arguments)
             for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
                 assert got is want or isinstance(got, jax.Array)
-    # Asked once more at most.
+    # There is at most one more trace.
     assert f.cache_info().traces <= 2
 
 

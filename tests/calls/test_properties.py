@@ -41,7 +41,8 @@ def _bound_memory():
 def test_sequences_of_calls(form, data):
     _bound_memory()
     scenario = data.draw(scenarios(form, list(PIECES)))
-    # A thread has a stack of its own: what upstream's failures take of it for good goes with it.
+    # A failure under Equinox uses up some of its thread's stack for good, so each scenario has a
+    # new thread.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(compare, scenario).result()
 

@@ -115,7 +115,7 @@ def test_weak_types_become_strong_and_numpy_arrays_jax_arrays():
     assert_same(packed.unpack(), [strong(leaf) for leaf in tree])
     tree[1][:] = 7
     assert [*packed.unpack()[1]] == [1, 1]
-    # Alone in its dtype, it would gain nothing.
+    # A single array of a dtype gains nothing from a buffer.
     assert pack(tree[:1]).arrays[0] is tree[0]
     with jax.enable_x64(True):
         tree = [np.ones(2), jnp.arange(3), jnp.ones(2), jnp.ones(1, int)]
@@ -130,7 +130,7 @@ def test_arrays_that_jax_does_not_take(values):
         pack([jnp.ones(2), np.array(values)])
 
 
-# The first ones are what an optimizer without a state has for one.
+# The first trees are states of optimizers without a state.
 @pytest.mark.parametrize("tree", [(), None, {}, [None, ()], jnp.ones(3), [jnp.ones(0)], [3, "a"]])
 def test_nothing_to_share(tree):
     packed = pack(tree)
@@ -201,7 +201,7 @@ def test_models_built_alike_share_a_layout_and_do_not_retrace(filter_jit):
 
     for key in range(4):
         f(pack(mlp(key=key)), jnp.ones(3))
-        # Nothing keeps the layout: the next one is another object.
+        # Nothing keeps the layout alive, so the next layout is a different object.
         gc.collect()
     packed = pack(mlp())
     # Equinox keeps Modules that were unpickled.
@@ -298,7 +298,7 @@ COPIES = {
 def test_copies_have_the_same_layout(how):
     listing = Listing([jnp.ones(2), jnp.zeros(2)], ["a"])
     keys = [jr.key(0), jr.key(1), jr.key(2, impl="rbg")]
-    # What neither Equinox nor pickle writes is left out.
+    # Values that Equinox or pickle can't write are left out.
     others = {"serialised": [], "pickle": keys}.get(how, [*keys, jax.nn.relu])
     packed = pack([mlp(), {"b": jnp.ones(2, int), "a": (jnp.zeros(2), 2)}, listing, others])
     twin = COPIES[how](packed)

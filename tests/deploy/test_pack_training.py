@@ -120,7 +120,7 @@ ELEMENTWISE = {
     "apply if finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 2),
 }
 
-# These compute one number from all elements: the order of summation is another.
+# These compute one number from all elements, so the order of summation differs.
 GLOBAL = {
     "global-norm clipping": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
     "centralised norm": lambda: optax.chain(optax.normalize_by_update_norm(), optax.sgd(0.1)),
@@ -150,8 +150,8 @@ LEAFWISE = {
 }
 
 
-# Operation by operation (`jax.disable_jit`): compiled, XLA may fuse in one what it doesn't in the
-# other, and each of these would be compiled.
+# Operation by operation (`jax.disable_jit`), because XLA may fuse operations in one program and not
+# in the other, and compiling all of them would take long.
 
 
 COMMON = "sgd", "nesterov", "adam", "adamw", "schedule", "gradient accumulation", *GLOBAL
@@ -217,7 +217,7 @@ def as_dtype(dtype):
         optax.adamw(optax.linear_schedule(0.0, 1e-3, 1000), mask=matrices),
         optax.MultiSteps(optax.lamb(1e-3), 16),
         optax.chain(optax.clip_by_block_rms(10.0), optax.adam(1e-3)),
-        # Other numbers are drawn, as there are fewer leaves.
+        # Different numbers are drawn, because there are fewer leaves.
         optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, 0)),
     ],
 )
@@ -229,7 +229,7 @@ def test_whatever_looks_at_leaves_is_refused(optimizer):
 @pytest.mark.parametrize(
     "tree",
     [
-        {"w": jnp.zeros((3, 3)), "b": jnp.zeros(3)},  # A decay of zeros is none.
+        {"w": jnp.zeros((3, 3)), "b": jnp.zeros(3)},  # zeros have no weight decay
         {"w": jnp.ones((1, 1)), "b": jnp.ones(())},
         pytest.param([jnp.ones(s, jnp.complex64) for s in ((2, 2), 2)], marks=pytest.mark.slow),
         pytest.param([model(), as_dtype(jnp.bfloat16)], marks=pytest.mark.slow),

@@ -186,7 +186,7 @@ def test_the_transpose_is_one_concatenation_for_each_buffer(depth):
     of_buffer_size = [
         equation.primitive.name
         for equation in found
-        if equation.primitive.name != "jit"  # what is in it is found, too
+        if equation.primitive.name != "jit"  # the equations inside are counted, too
         for out in equation.outvars
         if getattr(out.aval, "shape", ()) in {(size,) for size in sizes}
     ]

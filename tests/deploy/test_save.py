@@ -215,7 +215,7 @@ def test_a_loaded_function_under_transformations(tmp_path):
         for _ in range(CALLS):
             assert_same(jax.vmap(loaded)(jnp.stack([x, x + 1])), (x + 1) * jnp.stack([x, x + 1]))
             assert jax.vmap(jax.vmap(loaded), 2)(jnp.ones((2, 3, 4))).shape == (4, 2, 3)
-            # The errors are of both of JAX's types.
+            # JAX raises a different type in each mode. The error is of both types.
             for kind in (ValueError, TypeError):
                 for differentiate in (
                     lambda f=loaded: jax.grad(lambda x: f(x).sum())(x),
@@ -225,7 +225,7 @@ def test_a_loaded_function_under_transformations(tmp_path):
                 ):
                     with pytest.raises(kind, match=r"`Partial` was loaded.* can't differentiate"):
                         differentiate()
-            # What isn't differentiated may stand beside it.
+            # The loaded function may be called in a gradient with respect to other values.
             ones = jax.grad(lambda y, f=loaded: (y * f(x)).sum())(x)
             assert_same(ones, x * (x + 1))
 
@@ -246,7 +246,7 @@ def test_paths_of_any_kind(tmp_path):
         frozen.save(path, X)
         assert eqxjit.load(path)(X).shape == frozen(X).shape
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
-    # Python's `open` would read, and close, the standard input.
+    # For the number 0, Python's `open` would read and close the standard input.
     with pytest.raises(TypeError, match=r"str, bytes or os\.PathLike"):
         eqxjit.load(0)
 
@@ -277,7 +277,7 @@ def test_output_that_depends_on_shapes_is_that_of_the_saved_shape(tmp_path):
 def test_errors_of_files_name_the_file(tmp_path):
     frozen = eqxjit.freeze(lambda x: x)
     for path in (tmp_path / "missing" / "z", tmp_path / ("n" * 300), tmp_path):
-        # What can't be opened is noticed before all that takes time.
+        # A path that can't be opened is noticed before the function is traced.
         assert frozen.traces() == []
         with pytest.raises(OSError) as raised:  # noqa: PT011
             frozen.save(path, jnp.ones(1))

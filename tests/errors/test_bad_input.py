@@ -214,7 +214,7 @@ def test_a_deleted_array(filter_jit):
         array = X + 0
         donate(array)
         assert array.is_deleted()
-        # The first one is that of a function that was never called.
+        # The first error is that of a function that was never called.
         with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
             f({"a": [array]}, X)
         assert f({"a": [X]}, X).tolist() == (2 * X).tolist()
@@ -243,7 +243,7 @@ def test_an_array_that_jax_cannot_trace(kind):
     if array.dtype == np.float64 and kind == "long doubles":
         pytest.skip("no such type here")
     error = ValueError if kind == "masked" else TypeError
-    if isinstance(array, np.ndarray):  # Scalars are refused once they are traced.
+    if isinstance(array, np.ndarray):  # JAX rejects scalars only when they are traced.
         run_both(((X, {"a": [array]}), X), "The array `tree[1]['a'][0]` ", error=error)
     f = eqxjit.filter_jit(new())
     for warm in (False, True):
@@ -276,7 +276,7 @@ def test_decorators_in_the_wrong_order_are_told():
         eqxjit.filter_jit(classmethod(new()))
     with pytest.raises(TypeError, match="Put `@property` above `@filter_jit`"):
         eqxjit.filter_jit(property(new()))
-    # That can be called.
+    # A staticmethod object can be called.
     assert eqxjit.filter_jit(staticmethod(new()))(None, X).tolist() == (X * 2).tolist()
 
 

@@ -55,7 +55,7 @@ def _ones(i):
     return jnp.ones(3) + i
 
 
-#: The function, arguments that it takes, those that fail, and with what.
+#: A function, arguments that it takes, arguments that fail, and the type of the error.
 FAILURES = {
     "shape": (jnp.add, lambda: (_ones(0), _ones(0)), lambda i: (_ones(i), jnp.ones(5)), TypeError),
     "the user's": (

@@ -39,7 +39,7 @@ def test_paths_are_from_the_working_directory(here, monkeypatch):
         assert location(path, 3) == f"{shown}:3"
     monkeypatch.chdir(here.parent)
     assert location(str(here / "train.py"), 3) == "project/train.py:3"
-    # All is below the root.
+    # Each file is below the root, so paths stay absolute.
     monkeypatch.chdir("/")
     assert location("/elsewhere/train.py", 3) == "/elsewhere/train.py:3"
     monkeypatch.chdir(here)
@@ -122,7 +122,7 @@ CELLS = """
     print(shell.user_ns["f"].traces()[1])
 """
 
-# As `ipykernel` names cells: by files that may not exist.
+# `ipykernel` names cells by files that may not exist.
 KERNEL = """
     from IPython.core import compilerop
     compilerop.code_name = lambda code, number=0: f"/tmp/ipykernel_1/{abs(hash(code))}.py"
@@ -143,7 +143,7 @@ def test_cells_of_a_notebook(setting):
 
 
 def test_what_is_the_users(monkeypatch):
-    # Or that of `python -m pytest`, which isn't.
+    # Otherwise `__main__` would be pytest, which isn't the user's.
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/train.py", raising=False)
     stdlib = sysconfig.get_path("stdlib")
     installed = (jax, eqx, np, pytest, eqxjit)
@@ -165,7 +165,7 @@ def test_packages_are_where_they_were_installed(name, tmp_path):
     assert not is_users(str(folder / "a_library" / "solve.py"))
     for users in ("", "eqxjit/jax", "equinox_models"):
         assert is_users(str(tmp_path / users / "train.py"))
-    # An environment in the user's project.
+    # This is an environment in the user's project.
     environment = tmp_path / "project" / ".venv" / "lib"
     environment.mkdir(parents=True)
     installed = make_site_packages(environment)

@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.processes import run
 
-# A timer of one shot, at a random moment, while one call after the other is made. One that doesn't
-# arrive is noticed because the calls go on.
+# A timer fires once, at a random moment during a series of calls. If its exception doesn't arrive,
+# the calls go on, and the program notices.
 PROGRAM = """
     import collections, gc, random, signal, time
     import equinox as eqx, jax, jax.numpy as jnp, numpy as np

@@ -92,7 +92,7 @@ def test_make_a_number_an_array(where, first, second, more):
     again = (lambda n: Model(rate=n)) if where == "static field" else wrap
     assert not any(jax.typeof(array).weak_type for array in arrays)
     assert_no_further_trace(f, [(again(array),) for array in arrays])
-    # Nor with what most arrays are: of a dtype.
+    # An array with a strong type needs no further trace, either.
     assert_no_further_trace(f, [(again(jnp.zeros((), arrays[0].dtype)),)], n_to_begin=0)
 
 
@@ -294,7 +294,7 @@ def copied(fun):
 
 def passing(remedy, fun, args, followed_args, followed=None):
     """Return calls of one function with different arguments."""
-    # Each has programs of its own.
+    # Each function has programs of its own.
     jitted, others = eqxjit.filter_jit(copied(fun)), eqxjit.filter_jit(copied(followed or fun))
     return Each(remedy, lambda i: jitted, args, lambda i: others, followed_args)
 
@@ -418,7 +418,7 @@ ROWS = {
     "NumPy's state": drawing(np.random.RandomState, lambda source: source.normal()),
     "Python's generator": drawing(random.Random, lambda source: source.random()),
     "name": passing("label", lambda x, name="": x + 1, lambda i: (X, f"step {i}"), lambda i: (X,)),
-    # Objects that are made again.
+    # Objects that are created again.
     "instance of a class that is defined again": passing(
         "instance",
         lambda settings: X,
@@ -669,7 +669,7 @@ def test_each_remedy_has_a_row():
         (Config("a"), Config("b")),
         (frozenset({1}), frozenset({2})),
         (Model(config=collections.deque([1])), Model(config=collections.deque([2]))),
-        # Where nothing would help.
+        # In these cases no remedy would help.
         (1, 2**31),
         (1.0, 1e39),
         (jax.random.key(0), 1),
@@ -823,7 +823,7 @@ def test_no_advice_about_what_a_library_made(call, library):
 
 OF_USER = {
     "a lambda for its function": (lambda lib: lib.solve(X, fun=lambda x: x), "make it once"),
-    # The user's call has it made.
+    # The user's line calls the library, which creates the object.
     "its lambda": (lambda lib: OWN(lib.make_callable()), "make `model` once"),
     "its partial in its class": (
         lambda lib: OWN(lib.Solver(fun=lib.make_partial())),

@@ -203,12 +203,12 @@ def test_a_method_and_a_bound_model():
     ("calls", "compared_with", "paths"),
     [
         ([(X, 1, "a"), (Y, 2, "b"), (X, 1, "c")], 1, ["mode"]),
-        # Of those that are as close, the latest.
+        # Of equally close traces, the latest is compared.
         ([(X, 1, "a"), (Y, 2, "b"), (X, 1, "c"), (X, 1, "d")], 3, ["mode"]),
         ([(X,), (Y,), (X, 2)], 1, ["n"]),
         ([(X, {"p": 1}), (X, {"p": 2}), (X, {"p": 1, "q": 3})], 1, ["n['q']"]),
         ([(X, [1]), (X, [2]), (X, [1, 3])], 1, ["n"]),
-        # One node less than the second, but twenty arrays more.
+        # It has one node less than the second trace, but twenty arrays more.
         ([([X] * 20, 1, "a"), (None, 2, "c"), ([X] * 20, 2, "b")], 1, ["n", "mode"]),
     ],
 )

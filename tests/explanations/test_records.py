@@ -138,7 +138,7 @@ def test_descriptions_of_large_trees_are_dropped_in_the_end():
     assert not first.arguments
     assert last.arguments
     assert second.reason == early == "static value changed: `n` was 0, is 1"
-    # Though it is read when the trace before it is no longer described.
+    # The reason is right although the trace before it has no description any more.
     assert third.reason == "static value changed: `n` was 1, is 2"
     assert last.reason == "static value changed: `n` was 4, is 5"
 
@@ -242,7 +242,7 @@ def test_the_traces_are_a_table_of_lines_in_a_terminal():
     assert second.endswith("  static value changed: `n` was 1, is 2")
     assert first.index("first trace") == headings.index("why") == second.index("static value")
     assert str(f.traces()[1].call_site) in second
-    # A list all the same, whose elements show all that is known.
+    # It is still a list, whose elements show all that is known.
     assert f.traces()[0].number == 1
     assert repr(f.traces()[0]).startswith("<trace 1 of ")
 
@@ -261,7 +261,7 @@ def test_what_a_function_closes_over_may_be_anything():
     for i in range(3):
         assert call(lambda x, i=i: x * len(mixed) + i, X)[0] == 3 + i
     assert "another" not in call.traces()[2].explanation
-    # The State is as it was: a flatten makes it unusable.
+    # The State wasn't flattened, which would have made it unusable.
     jax.tree.leaves(state)
 
 

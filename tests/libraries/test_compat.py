@@ -137,7 +137,7 @@ class Data:
 def test_without_names_that_python_gives_what_it_generates(name, monkeypatch):
     """Objects are then created by calling the class, and compared by `==`, as under Equinox."""
     monkeypatch.setattr(_compat, name, "<gone>")
-    # Classes of its own, of which nothing is cached.
+    # New classes, for which nothing is cached.
     pair = collections.namedtuple("pair", "first second")
     data = dataclasses.make_dataclass("data", ["value"], frozen=True)
     assert not (_compat.has_generated_eq(data) and _compat.has_generated_new(pair))

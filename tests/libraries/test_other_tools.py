@@ -38,7 +38,7 @@ def test_chex_counts_traces_inside(filter_jit):
     def f(x, n):
         return x * n
 
-    # It goes by a function's source, whichever `filter_jit` is around it.
+    # Chex identifies a function by its source, whichever `filter_jit` wraps it.
     chex.clear_trace_counter()
     f = filter_jit(chex.assert_max_traces(f, n=2))
     for n in (1, 2):

@@ -100,7 +100,7 @@ def test_functions_to_change_for_a_kind_of_node_exist():
 
 _WRITTEN = [*_PAGES, *(path for path in sorted(ROOT.glob("*.md")) if path not in _PAGES)]
 
-# What the variables of the pages' examples hold.
+# The classes of the variables in the pages' examples.
 _VARIABLES = {
     "f": eqxjit.types.JitFunction,
     "frozen": eqxjit.types.FrozenFunction,

@@ -46,7 +46,7 @@ def test_rows_of_nested_and_foreign_functions(capsys):
     assert (found["outer"].traces, found["inner"].traces, found["plain"].traces) == (3, 1, 1)
     assert found["outer"].reason == "static value changed: n (2 times)"
     assert found["inner"].reason == ""
-    # What is part of an outer program is lowered and compiled there.
+    # A part of an outer program is lowered and compiled with that program.
     assert found["inner"].seconds.compiling == found["inner"].seconds.lowering == 0
     for name in ("outer", "plain"):
         assert min(found[name].seconds.lowering, found[name].seconds.compiling) > 0
@@ -58,7 +58,7 @@ def test_rows_of_nested_and_foreign_functions(capsys):
     assert sum(row.share for row in report.rows) == pytest.approx(1)
     assert report.total_seconds == pytest.approx(sum(totals))
     printed = capsys.readouterr().out
-    # However wide the terminal is, and so wherever lines are folded.
+    # Lines may be folded anywhere, depending on the terminal's width.
     for text in ("outer", "inner", "plain", "compile s", "n (2 times)"):
         assert text in " ".join(printed.split())
     assert repr(report) == str(report)
@@ -135,7 +135,7 @@ def test_an_error_inside(capsys):
         fail()
     assert "<lambda>" in capsys.readouterr().out
     assert rows(report)["<lambda>"].traces == 1
-    # The accounts of time are balanced again.
+    # The times are consistent again.
     assert all(0 <= row.seconds.total < 60 for row in report.rows)
     f(X[1:])
     assert f.traces()[1].seconds.total < 60
@@ -381,7 +381,7 @@ def test_what_a_library_calls_for_itself_has_no_row(tmp_path, caplog):
         assert "_step" not in str(report)
         assert not any("_step" in message for message in caplog.messages)
         assert any("<lambda>` was traced again" in message for message in caplog.messages)
-        # Called by itself, it is a program like others.
+        # If it is called by itself, it has a row like other programs.
         with eqxjit.compile_report() as report:
             module._step(jnp.ones(7), 4)
         assert "_step" in rows(report)

@@ -153,7 +153,7 @@ def test_under_set_mesh(axis_type):
     """The mesh of the context decides, even if it changes between warm calls."""
 
     def f(x, n):
-        # Where axes are explicit, the sharding is part of the type, which tracing sees.
+        # With explicit axes, the sharding is part of an array's type, so traces see it.
         return jnp.sin(x) * n, jnp.zeros(8), str(jax.typeof(x))
 
     twins = PlacedTwins(f)
@@ -217,7 +217,7 @@ HARMLESS = {
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_which_programs_over_devices_are_waited_for(kind, axes):
     x = batch(*axes)
-    # A function of its own: those of one function share what was compiled.
+    # A new function, because wrappers of one function share programs.
     assert not classed(lambda x: HARMLESS[kind](x), x)
     assert classed(lambda x: HARMLESS[kind](eqx.error_if(x, x > 1, "above")), x)
 

@@ -212,7 +212,7 @@ def with_an_error(f):
         f(late(-THREE))
 
 
-# What is done to a function before its calls; each action alone, or after a call of another shape.
+# Actions on a function before its calls, alone or after a call with another shape.
 BEFORE = {
     "nothing": lambda f: None,
     "a call": lambda f: f(THREE),
@@ -412,7 +412,7 @@ def test_a_harmless_program_is_dispatched_asynchronously():
 @pytest.mark.usefixtures("dispatches_asynchronously")
 def test_a_first_call_does_not_wait_for_a_harmless_program():
     f = eqxjit.filter_jit(heavy)
-    # Each is traced and compiled.
+    # Each call is traced and compiled.
     new_shapes = iter([jax.block_until_ready(jnp.ones((500 + i, 500 + i))) for i in range(10)])
     assert _returns_before_it_is_done(lambda: f(next(new_shapes)))
 
@@ -428,8 +428,8 @@ def test_upstream_and_block_wait():
 
 # --- Foreign calls ------------------------------------------------------------------------------
 
-# They make waiting visible on the CPU. JAX runs a program with a host callback synchronously there,
-# but one with a foreign call, beside enough arithmetic, it lets run on.
+# Foreign calls make waiting visible on a CPU. JAX runs a program with a host callback synchronously
+# there, but a program with a foreign call and enough arithmetic asynchronously.
 _SOURCE = r"""
 #include <chrono>
 #include <cstring>
@@ -449,7 +449,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     check, Check,
     ffi::Ffi::Bind().Arg<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::F32>>());
 """
-_TARGET = "TopK_check"  # It begins as the name of an operation of XLA's that can't fail.
+_TARGET = "TopK_check"  # It begins like an operation of XLA that can't fail.
 
 
 def foreign(x, name=_TARGET):
@@ -495,7 +495,7 @@ class TestForeignCalls:
             lambda jit: jit(lambda x: eqx.filter_jit(checked)(x)),
             lambda jit: jit(lambda x: checked(x)).lower(LARGE).compile(),
             lambda jit: jit(eqx.Partial(lambda weight, x: checked(x) * weight, LARGE)),
-            # Whichever of several outputs is ready first.
+            # The checked output may be any of several outputs.
             lambda jit: lambda x: jit(lambda x: [x, checked(x), x + 1])(x)[0],
         ],
     )
@@ -526,5 +526,5 @@ class TestForeignCalls:
                 returned.clear()
                 with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a negative"):
                     around(-LARGE)
-                # It was the call that raised, not what came after it.
+                # The call itself raised the error.
                 assert returned == []

@@ -95,7 +95,7 @@ def test_objects_of_two_functions_that_die_in_each_others_hands():
     """Each function's cache is cleared while the other's drops one of its static objects."""
     barrier = threading.Barrier(2)
     functions = [eqxjit.filter_jit(lambda x, fun, out: (fun(x), out.pop())) for _ in range(2)]
-    # Closures are compared by identity: with each of them an entry dies.
+    # Closures are compared by identity, so an entry dies with each closure.
     closures = [[lambda x, i=i: x + i] for i in range(2)]
     popping = [Popping([Last(barrier, others)]) for others in closures[::-1]]
     # The cache keeps what a trace made and returned. What is traced first is dropped first.

@@ -17,7 +17,7 @@ from tests.support.sides import CALLS
 
 X = jnp.arange(1.0, 4.0)
 
-#: How many functions or objects of each kind, of which none may remain.
+#: How many functions or objects of each kind are created. None may remain.
 SOME = 4
 
 
@@ -123,7 +123,7 @@ FUNCTIONS = {
 )
 def test_a_dropped_function_is_collected_with_its_programs(name, calls):
     make = FUNCTIONS[name]
-    # What all of them share, such as the jitted part of `error_if`, is there from now on.
+    # Compile the parts that all of them share first, such as the jitted part of `error_if`.
     make(eqxjit.filter_jit, -1)[1](X)
     before = executables()
     alive = []
@@ -225,7 +225,7 @@ def test_the_least_recently_used_entry_goes():
     f = eqxjit.filter_jit(lambda x, n: traced.append(n) or x * n, maxsize=3)
     for n in (1, 2, 3):
         f(X, n)
-    # What is called again and again stays, whatever comes and goes beside it.
+    # A structure that is used again and again stays, however many others come and go.
     for n in range(4, 12):
         for _ in range(CALLS):
             f(X, 1)
@@ -234,7 +234,7 @@ def test_the_least_recently_used_entry_goes():
     assert traced == [1, 2, 3, *range(4, 12), 2]
 
 
-#: Static arguments that hold an object, which goes with its entry.
+#: Static arguments that hold an object, which dies with its entry.
 HOLDING = {
     "a lambda": lambda owner: lambda: owner,
     "a method": lambda owner: owner.method,

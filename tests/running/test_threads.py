@@ -92,7 +92,7 @@ def test_contexts_of_single_threads(filter_jit):
                 outputs = f(numbers)
             assert {output.dtype.itemsize for output in outputs} == {8 if wide else 4}
 
-    # Before the race: first calls that race under different dtypes can fail with `jax.jit`, too.
+    # Trace before the race, because racing first calls with different dtypes can fail in JAX.
     work(0, calls=1)
     work(1, calls=1)
     race(work)
@@ -182,7 +182,7 @@ def test_caches_cleared_in_between(clear):
                     out = g(X, n)
                     np.testing.assert_array_equal(out["y"], X * n)
                     assert out["n"] == n
-            # Its entry goes with it, at any moment.
+            # Its entry may be dropped with it, at any moment.
             assert f_of_statics(X, static) is static
 
     f_of_statics = eqxjit.filter_jit(lambda x, static: static)
@@ -267,7 +267,7 @@ def _flatten(node):
 
 jax.tree_util.register_pytree_node(Counting, _flatten, lambda _, children: Counting(*children))
 
-#: The duration that JAX tells when it has traced or lowered something.
+#: The event that JAX sends at the end of a phase.
 _AFTER = {"tracing": None, "lowering": "/jax/core/compile/jaxpr_to_mlir_module_duration"}
 
 
@@ -302,7 +302,7 @@ def test_warm_calls_do_no_more_while_another_thread_traces(filter_jit, phase):
     for _ in range(CALLS):
         f(node, jnp.ones(2))
     usual = n_flattened_by_a_warm_call()
-    # For good, because not every JAX can unregister it: it does nothing in other threads.
+    # It stays registered, because not every release of JAX can unregister a listener.
     jax.monitoring.register_event_duration_secs_listener(on_end)
     with ThreadPoolExecutor(1, "held up") as slow, ThreadPoolExecutor(1) as warm:
         other = slow.submit(f, node, jnp.ones(3))

@@ -28,7 +28,7 @@ class Counting:
     def __hash__(self):
         Counting.hashes += 1
         if Counting.raises is not None:
-            # A new one each time, because an exception keeps its traceback.
+            # Raise a new exception each time, because an exception keeps its traceback.
             raise Counting.raises("from a hash")
         return hash(self.value)
 
@@ -85,7 +85,7 @@ def test_the_user_s_methods_run_as_often_as_under_equinox(put):
 
     ours = [*counts(eqxjit.filter_jit)]
     for expected, found in zip(counts(eqx.filter_jit), ours, strict=True):
-        # Where it is in a static field, Equinox asks `==` alone.
+        # For an object in a static field, Equinox calls only `==`.
         assert found[0] <= max(expected[0], 1) + 1
         assert found[1] <= expected[1] + 1
     assert ours[-1][0] <= 1
@@ -122,7 +122,7 @@ def test_what_a_hash_raises_is_raised_at_once():
     Counting.hashes = 0
     with pytest.raises(Timeout, match="from a hash"):
         f(jnp.ones(2), v)
-    # By the fast path, and by the slow one that then serves.
+    # The fast path hashes it, and then the slow path.
     assert Counting.hashes <= 2
     Counting.raises = None
     assert_same(f(jnp.ones(2), v), 2 * jnp.ones(2))
@@ -150,7 +150,7 @@ def test_a_call_raises_what_the_slow_path_raises(put, error, method, request):
     expected = outcome(inside.caller(f).slow_call, x, value, 1)
     found = outcome(f, x, value, 1)
     if method == "hash" and error is TypeError and "static field" in request.node.callspec.id:
-        # Not hashable, as far as it tells: it equals no other.
+        # It says that it isn't hashable, so it equals no other object.
         assert_same(found, expected)
         return
     assert isinstance(expected, Exception)

@@ -181,7 +181,7 @@ class NoEqSlots:
     by: Any
 
 
-#: Makes a static object of a number, and what a trace reads of it. The number decides all of it.
+#: Functions that create a static object from a number, which alone decides what traces read.
 MAKERS = {
     "method of a named tuple": lambda n: Tuple(n).scale,
     "method of slots": lambda n: Slots(n).scale,
@@ -207,7 +207,7 @@ MAKERS = {
     "slice": lambda n: slice(n),
 }
 
-#: What of them can't be hashed, or is an array, and so stands in static fields only.
+#: The objects that can't be hashed, or are arrays, and so can only be in static fields.
 IN_FIELDS = {"slice", "structured scalar"}
 
 NUMBERS = [0, 1, 2, 0.0, -0.0, 1.0, 2.0, True, False]

@@ -61,7 +61,7 @@ STATIC = {
     "method of a plain object": [1].append,
 }
 if hasattr(jax, "new_ref"):
-    # Not a `jax.Array`, as `equinox.is_array` says.
+    # `equinox.is_array` says that a reference isn't a `jax.Array`.
     STATIC["ref"] = jax.new_ref(jnp.zeros(2))
 
 

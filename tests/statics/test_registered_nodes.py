@@ -109,7 +109,7 @@ def plain_class():
     return Plain
 
 
-#: How to make a class, an object of it, and how to read that.
+#: How to create a class, to create an object of it, and to read the object.
 BASES: dict[str, tuple[Any, Any, Any]] = {
     "namedtuple": (namedtuple, by_arguments, read_fields),
     "NamedTuple's subclass": (below(TypedTuple), by_arguments, read_fields),
@@ -178,7 +178,7 @@ def kinds(draw):
     make_class, make, read = BASES[draw(st.sampled_from([*BASES]))]
     cls = make_class()
     way = draw(st.sampled_from(WAYS))
-    # The others are metadata, where arrays have no place.
+    # The other fields are metadata, which must not hold arrays.
     order = draw(st.permutations(draw(st.sampled_from([(0, 1), (0, 1, 2)]))))
     order = [] if way == "static" else order
     return Kind(cls, functools.partial(make, cls), read, way, order)

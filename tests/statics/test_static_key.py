@@ -37,7 +37,7 @@ class OtherPair(NamedTuple):
     second: Any
 
 
-#: Values that are equal, and hash alike, but aren't the same to a program.
+#: Values with equal hashes that are equal by `==`, but that a program can tell apart.
 CONFUSABLE = {
     "one": (1, True, 1.0, Level.ONE, fractions.Fraction(1)),
     "signs": (0.0, -0.0),
@@ -47,7 +47,7 @@ CONFUSABLE = {
     "frozenset": (frozenset({1, "a"}), frozenset({1.0, "a"}), frozenset({True, "a"})),
 }
 
-#: The same for values that can't be hashed, and hence only stand in static fields.
+#: The same for values that can't be hashed, and so can only be in static fields.
 CONFUSABLE_UNHASHABLE = {
     "list": ([1, [0.0]], [True, [0.0]], [1, [-0.0]], [1, [0]]),
     "dict": (
@@ -89,7 +89,7 @@ AS_METADATA = {
     "a Module in a static field": (lambda v: Holder(Holder(v)), lambda t: t.value.value),
 }
 
-#: Each kind of value as a leaf and as metadata, and the telling ones in all other places.
+#: Each kind of value as a leaf and as metadata, and a few kinds in all other places.
 CASES = [
     *[("an argument", group) for group in CONFUSABLE],
     *[("a static field", group) for group in CONFUSABLE | CONFUSABLE_UNHASHABLE],
@@ -342,7 +342,7 @@ PLACES = {"a field": lambda t: t, "a list": lambda t: [t, 1], "a dict": lambda t
 def test_static_arrays_are_told_apart(group, put):
     f = eqxjit.filter_jit(lambda holder: (holder.weight * 2, repr(holder.table)))
     for _ in range(3):
-        # Made again each time: equal ones share a program.
+        # Created again each time, because equal arrays share a program.
         for table in [put(array.copy()) for array in group] * 2:
             assert_same(f(Tabled(jnp.ones(2), table)), (2 * jnp.ones(2), repr(table)))
     assert f.cache_info().traces == len(group)
@@ -407,7 +407,7 @@ def test_a_changed_array_spoils_nothing_for_others(name, n_warm):
             assert call(never_changed, n) == n
             assert call(np.array([1.0, 2.0]), n) == n
             assert call(np.array([5.0, 2.0]), n) == 5 * n
-    # Programs that were compiled before serve others still, or are compiled again.
+    # Older programs still serve other arrays, or are compiled again.
     assert call(np.array([1.0, 2.0])) == 1
 
 

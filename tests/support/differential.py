@@ -60,7 +60,7 @@ def statics(tree: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(tree) if not eqx.is_array(leaf)]
 
 
-#: Of an equal value of these types nobody can tell whose it is.
+#: Nobody can tell an equal value of these types from the original.
 _NOBODYS = (bool, int, float, complex, str, bytes, range)
 
 
@@ -99,7 +99,7 @@ def _first(inputs: dict[str, Any]) -> Any:
 
 
 def _seen(inputs: dict[str, Any]) -> Any:
-    # A compiled program that serves a call it wasn't made for is caught by either part.
+    # Each part reveals a program that serves a call for which it wasn't compiled.
     text = described(inputs)
     return text, np.uint32(zlib.crc32(text.encode()))
 
@@ -114,7 +114,7 @@ def _twice(inputs: dict[str, Any]) -> Any:
     return {"b": shared, "a": shared}
 
 
-#: What the output of a function may consist of.
+#: The pieces of which the output of a function may consist.
 PIECES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "inputs": lambda inputs: inputs,
     "doubled": lambda inputs: tree_map(_double, inputs),
@@ -126,7 +126,7 @@ PIECES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "nothing": lambda inputs: None,
 }
 
-#: What is jitted, made of a function and a value that it takes first.
+#: The callable to jit, created from a function and from the value of its first parameter.
 FORMS: dict[str, Callable[[Callable[..., Any], Any], Any]] = {
     "function": lambda function, bound: function,
     "functools_partial": functools.partial,
@@ -168,7 +168,7 @@ class Side:
 
     def _body(self, inputs: dict[str, Any]) -> Any:
         self.runs += 1
-        # Raises for arrays that JAX doesn't take: also without JIT, where JAX itself doesn't look.
+        # Raises for arrays that JAX rejects, also without JIT, where JAX doesn't check.
         text = described(inputs)
         if BOOM in [leaf for leaf in tree_leaves(inputs) if type(leaf) is str]:
             raise Boom(text)
@@ -214,7 +214,7 @@ def _taken_apart(tree: Any) -> Any:
         return tree
 
 
-#: What stands for arguments that don't fit, or that no jitted function takes.
+#: Stands for arguments that don't fit, or that no jitted function takes.
 UNTRACEABLE = "not to be traced"
 
 
@@ -225,15 +225,15 @@ class Comparison:
         self._new_side = functools.partial(Side, scenario, scenario.bound())
         self._plain = self._new_side(lambda fun: fun)
         self._ours = self._new_side(eqxjit.filter_jit)
-        #: By what is traced: a `equinox.filter_jit` for that alone, so that it is never stale.
+        #: A new `equinox.filter_jit` for each text of `described`, so that it is never stale.
         self._references: dict[str, Side] = {}
-        #: By what was traced: the static leaves that came in, and those that our trace returned.
+        #: The static leaves that each of our traces was given and returned, by the same text.
         self._traced: dict[str, tuple[list[Any], list[Any]]] = {}
         self._structures: set[str] = set()
         self._n_traces = 0
         self._changed = False
         self._statics_changed = False
-        #: All that was returned: kept, so that no `id` is used again.
+        #: All results, which are kept so that no `id` is used again.
         self._returned: list[Any] = []
         self._returned_ids: set[int] = set()
 
@@ -249,7 +249,7 @@ class Comparison:
         """Make a call on all sides."""
         traced_for, structure, given = self._what_is_traced(args, kwargs)
         if traced_for == UNTRACEABLE and context == "disable_jit":
-            # Equinox refuses nothing then; eqxjit is as strict as ever.
+            # Equinox rejects nothing then, but eqxjit is as strict as always.
             context = "plain"
         if traced_for not in self._references:
             self._references[traced_for] = self._new_side(eqx.filter_jit)
@@ -288,7 +288,7 @@ class Comparison:
 
     def _compare_errors(self, ours: Outcome, expected: Outcome, plain: Outcome) -> None:
         errors = {type(ours.error), type(expected.error)}
-        # A change may have made a second argument bad: then either may be found first.
+        # A change may have made a second argument bad. Either error may be raised first then.
         assert len(errors) == 1 or (self._changed and errors == {TypeError, ValueError}), errors
         assert ours.runs == expected.runs
         if isinstance(expected.error, Boom):
@@ -311,7 +311,7 @@ class Comparison:
             assert runs == 1, "not traced: a stale program"
             self._structures.add(structure)
         elif runs:
-            # It would have returned static objects that their owner has changed since.
+            # The old program would return static objects that their owner has changed since.
             assert self._statics_changed, "traced again"
         else:
             traced = self._traced[traced_for]
@@ -337,7 +337,7 @@ class Comparison:
         for ours, theirs in zip(output, returned, strict=True):
             pairs = zip(given, given_then, strict=True)
             own = [now for now, then in pairs if then is theirs]
-            # That they are equal was compared before.
+            # Their equality was checked before.
             if not is_nobodys(theirs):
                 assert any(ours is each for each in own or [theirs]), (ours, own, theirs)
 

@@ -10,10 +10,10 @@ import eqxjit
 from eqxjit._places import location
 from tests.support.processes import ROOT
 
-#: How paths begin of files of ours, and of generated code.
+#: How the paths of our files, and of generated code, begin.
 OUR_FILES = (os.path.join(os.path.dirname(eqxjit.__file__), ""), "<eqxjit>/")
 
-#: The same for JAX's, and for Equinox's.
+#: The same for the files of JAX and of Equinox.
 JAX_FILES = os.path.join(os.path.dirname(jax.__file__), "")
 EQUINOX_FILES = os.path.join(os.path.dirname(eqx.__file__), "")
 

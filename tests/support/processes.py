@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 
-#: The repository, or what of it was copied beside an installed wheel.
+#: The repository, or the part of it that was copied beside an installed wheel.
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -22,7 +22,7 @@ def run(program: str, *arguments: str, stdin: str = "", **environment: str) -> s
     """
     result = start(program, *arguments, stdin=stdin, **environment)
     assert result.returncode == 0, result.stderr[-4000:]
-    # By what is collected at the exit.
+    # Objects that die at the exit raised no error.
     assert "Exception ignored" not in result.stderr, result.stderr[-4000:]
     return result.stdout
 
@@ -38,7 +38,7 @@ def python(
     *arguments: str, stdin: str = "", cwd: pathlib.Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `python` with these arguments, and with this process's import path."""
-    # Importable wherever the tests' own process finds them, installed or not.
+    # The process can import all that the tests' own process can, installed or not.
     paths = [str(ROOT), *filter(None, sys.path)]
     return subprocess.run(
         [sys.executable, *arguments],

@@ -110,7 +110,7 @@ arrays = st.one_of(
 #: A function raises when it meets this static value.
 BOOM = "boom"
 
-# Values that `==` doesn't tell apart; and NaN, which it tells apart from itself.
+# Different values that are equal by `==`, and NaN, which isn't equal to itself.
 _TWINS = [
     [
         *(Made(same, zero) for zero in (0, False, nodes.Level.LOW)),
@@ -133,7 +133,7 @@ _OBJECTS += [nodes.Layer, jnp.sin, jax.nn.relu, max, int, ...]
 
 _hashable_atoms = _confusing | st.sampled_from(
     [
-        # Equal, but not the same object each time.
+        # These are equal, but a new object each time.
         *(Made(int, text) for text in ("1000", "-7", "123456789012345678901234567890")),
         *(Made(str.join, "", list(text)) for text in ("", "a", "same", "'\"\\\n{}")),
         Made(str.encode, "a"),
@@ -154,7 +154,7 @@ def mapping(kind, keys, *values):
     return kind(zip(keys, values, strict=True))
 
 
-#: Static leaves: hashable, and no node of a pytree.
+#: Static leaves: hashable values that aren't pytree nodes.
 static_leaves = st.one_of(
     _confusing,
     _hashable_atoms,
@@ -283,7 +283,7 @@ trees = st.one_of(
 #: Arguments that no jitted function can take.
 bad_trees = st.sampled_from(
     [
-        # NumPy's, so it is an array; but none that JAX takes.
+        # It is a NumPy array, but of a dtype that JAX rejects.
         Made(np.array, ["not", "numbers"]),
         Made(holding, set, 1),
         Made(nodes.Settings, 1),
@@ -294,7 +294,7 @@ bad_trees = st.sampled_from(
 
 # --- Functions --------------------------------------------------------------------------------
 
-#: Parameters of all kinds; some names are such as generated code might want for itself.
+#: Parameters of all kinds, with some names that generated code might use itself.
 HEADERS = [
     "x, y",
     "x, /, y=array, *, z=2.0",
@@ -356,7 +356,7 @@ def variations_of(draw: st.DrawFn, made: Made) -> Made:
     if twins:
         new = draw(st.sampled_from(twins))
     else:
-        # Where there is no array there may be a static field, which is no place for one.
+        # Only an array is replaced by an array, because the place may be a static field.
         new = draw(leaves if old.make in _ARRAY_KINDS else static_leaves)
     return made.replaced(place, new)
 

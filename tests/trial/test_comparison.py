@@ -466,7 +466,7 @@ def test_a_program_that_uses_alarms_gets_them_as_they_are(asks, capsys):
                 signal.signal(signalnum=signal.SIGALRM, handler=came_one)
             elif asks != "no":
                 assert signal.signal(signal.SIGALRM, came_one) is signal.SIG_DFL
-            # No tick of the trial's comes to the program.
+            # The program gets no timer signal of the trial.
             time.sleep(0.05)
             assert not came
             if asks != "no":

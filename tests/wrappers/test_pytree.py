@@ -38,7 +38,7 @@ class Model(eqx.Module):
         return self.weight * x
 
 
-#: What was traced: a Module can't count, and wrapping its call would make it another function.
+#: The traces. A Module can't count them, and a wrapper around its call would be another function.
 traces: list[Any] = []
 
 
@@ -100,7 +100,7 @@ def test_tree_map_changes_what_it_computes_with(filter_jit):
         h = eqx.tree_at(lambda f: f.__wrapped__.weight, f, g.__wrapped__.weight)
         assert_same(h.__wrapped__.weight, i * model().weight)
         assert_same(f(x), model()(x))
-        assert traces.count(2) == 1 + 2 * (i + 1)  # eager runs aside: one
+        assert traces.count(2) == 1 + 2 * (i + 1)  # one trace, besides eager runs
     wider = jax.tree.map(lambda a: a[None] if eqx.is_array(a) else a, f)
     for _ in range(CALLS):
         assert_same(wider(x), model()(x)[None])
