@@ -240,7 +240,7 @@ def test_an_eager_operation_with_a_new_function_each_time(fun):
     assert row.traces >= 12
     of_operations, functions = report.notes
     assert "operations outside of any jit" in of_operations
-    assert f"by {line} (`{fun.__name__}`)" in of_operations
+    assert f"at {line} (`{fun.__name__}`)" in of_operations
     assert functions.startswith(f"`{EAGER[fun]}` at {line} is compiled for each call, because each")
 
 
