@@ -1,5 +1,6 @@
 """The examples run, print what the documentation shows, learn, and stay short."""
 
+import json
 import re
 
 import pytest
@@ -77,3 +78,12 @@ def test_two_processes_train_as_one():
         # Each process traced once, for all 88 steps.
         assert part.count("88 steps, CacheInfo(entries=1, traces=1") == n_processes
     assert "largest difference: other process 0.0e+00, two devices 0.0e+00" in printed
+
+
+def test_the_cost_of_diagnostics_can_be_measured():
+    """The probe replaces private functions by stubs, so it fails if these get other names."""
+    result = python("-m", "bench.probes.diagnostics", "1", cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert len(rows) == 3
+    assert all(figures.keys() == {"on", "off"} for figures in rows.values())
