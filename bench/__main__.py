@@ -1,4 +1,4 @@
-"""The command line: hands `python -m bench COMMAND ...` to the file of that command."""
+"""The command line: `python -m bench COMMAND ...` runs the file `bench/commands/COMMAND.py`."""
 
 import argparse
 import importlib
@@ -6,23 +6,23 @@ import os
 import sys
 
 COMMANDS = {
-    "digits": "train a digit classifier under both filter_jits; are they identical, and how fast?",
-    "calls": "the cost of a warm call, against every competitor, over many workloads",
-    "shapes": "one function called with several shapes: later ones, older ones after a trace",
-    "statics": "configurations, structures in turn, deep and large trees, against Equinox",
-    "training": "a step of training, packed and not, against every way to write it",
-    "latency": "p50 to p99.9 of small fixed models, against ONNX Runtime, PyTorch and JAX itself",
+    "digits": "train a classifier under Equinox's filter_jit and eqxjit's; compare bits and speed",
+    "calls": "time warm calls of many workloads, compared with the floor, jax.jit and Equinox",
+    "shapes": "time calls of one function with several shapes",
+    "statics": "time calls with large static values or alternating structures",
+    "training": "time training steps, packed and not, compared with other ways to write them",
+    "latency": "p50 to p99.9 of small fixed models, compared with ONNX Runtime and PyTorch",
     "serving": "p50 to p99.9 of warm calls while another thread traces and compiles new shapes",
-    "downstream": "packages built on Equinox, and its own examples: the same outcomes under both?",
-    "startup": "importing, first calls, new shapes, nested calls while tracing, faster starts",
-    "compare": "one of these with another checkout's eqxjit and with this one's, in turn",
-    "figures": "write the figures on record into README, pages and pictures; --check, --stale",
-    "all": "make all records again, one after the other, then `figures`",
+    "downstream": "compare the results of packages built on Equinox, with and without eqxjit",
+    "startup": "time imports, first calls, new shapes, ways to start faster, and diagnostics",
+    "compare": "run one of these commands with the eqxjit of another checkout and with this one",
+    "figures": "write the recorded figures into README, pages and pictures",
+    "all": "measure all records again, one after the other, then run `figures`",
 }
 
 
 def main() -> int:
-    """Run the chosen command; its exit status is that of the process."""
+    """Run the chosen command, and return its exit status."""
     listing = "\n".join(f"  {name:10} {purpose}" for name, purpose in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="python -m bench",
@@ -32,9 +32,9 @@ def main() -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="command")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     chosen = parser.parse_args()
-    # On a GPU, so that the processes of a command have memory beside it.
+    # By default JAX reserves most of a GPU's memory for one process, and a command starts others.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    # Imported only now: the commands need different packages and different JAX settings.
+    # Imported only now, because the commands need different packages and different JAX settings.
     return importlib.import_module(f"bench.commands.{chosen.command}").main(chosen.arguments)
 
 

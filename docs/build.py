@@ -62,7 +62,7 @@ def configure(settings: str, url: str | None, inventories: list[str]) -> str:
 
 
 def inventories(folder: Path) -> list[str]:
-    """Download the inventories of other sites. Without a network, the build goes on unlinked."""
+    """Download the inventories of other sites. Without a network, names aren't linked."""
     found = []
     for name, site in INVENTORIES.items():
         file = folder / f"{name}.inv"
@@ -80,7 +80,7 @@ def inventories(folder: Path) -> list[str]:
 
 
 def addresses(inventory: bytes, site: str) -> dict[str, str]:
-    """Return the address of each Python name in an inventory, which Sphinx's format lists."""
+    """Return the address of each Python name in an inventory, which is in Sphinx's format."""
     *_, compressed = inventory.split(b"\n", 4)
     found = {}
     for line in zlib.decompress(compressed).decode().splitlines():
@@ -98,12 +98,13 @@ def link_names(page: str, addresses: dict[str, str]) -> str:
         address = addresses.get(re.sub(r"^eqx\.", "equinox.", match[2]))
         return f'<a href="{address}">{match[1]}</a>' if address else match[0]
 
-    # Links and blocks of code are matched, too, to leave what is in them as it is.
+    # The first alternative matches links, headings and code blocks, whose content stays as it is.
     pattern = r"<(?:a|pre|h\d|title)\b.*?</(?:a|pre|h\d|title)>|(<code>([\w.]+)</code>)"
     return re.sub(pattern, lambda m: link(m) if m[1] else m[0], page, flags=re.DOTALL)
 
 
 def _link_names(stage: Path) -> None:
+    """Link the names of other projects in all pages of the site."""
     found = {}
     for name, site in INVENTORIES.items():
         file = stage / f"{name}.inv"

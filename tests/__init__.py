@@ -1,1 +1,1 @@
-"""Tests, in folders that mirror the layers of `src/eqxjit`; of the whole product in `product`."""
+"""Tests, in folders that mirror the layers of `src/eqxjit`; tests of the project in `project`."""

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.profile import PROFILE
 
-# Half of the suite's time went into XLA, much of it for programs that other tests have, too. Set
-# before JAX is imported, and for the processes that tests start.
+# XLA took half of the suite's time, often for programs that several tests compile. So they share a
+# cache. The variables are set before JAX is imported, and for the processes that tests start.
 PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
-# Each of pytest's workers has a folder of its own, because JAX writes a file in place: another
-# process would read the half of it that is there. Workers inherit the setting of their parent.
+# Each of pytest's workers has a folder of its own, because JAX writes a file in place, so another
+# process could read half a file. Workers inherit the setting of their parent.
 if Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", PROGRAMS)).is_relative_to(PROGRAMS):
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS / (WORKER or "main"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -25,17 +25,17 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # The programs are small and run a few times.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
-# Where JAX runs on a GPU: several processes share its memory.
+# On a GPU several processes share the memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax  # noqa: E402
 
-# `test_without_events.py` runs tests so: nobody hears what JAX traces, lowers and compiles, and
-# how long that takes. Neither what calls return, nor what they wait for and raise, depends on it.
+# `test_without_events.py` runs tests without listeners of JAX's events. Results, waits and errors
+# of calls don't depend on events.
 WITHOUT_EVENTS = os.environ.get("TESTS_WITHOUT_EVENTS") == "1"
 if WITHOUT_EVENTS:
     with pytest.MonkeyPatch.context() as patch:
-        # `clear_event_listeners` leaves those of scalars.
+        # `clear_event_listeners` doesn't remove listeners of scalars.
         patch.setattr(jax.monitoring, "register_scalar_listener", lambda listener: None)
         import eqxjit  # noqa: F401
     jax.monitoring.clear_event_listeners()
@@ -46,7 +46,7 @@ from tests.support.helpers import Hooked  # noqa: E402
 settings.register_profile(
     "fast",
     deadline=None,
-    # The same examples on every run: what breaks the build is a change, not a new example.
+    # Each run has the same examples, so that only a change of the code can break the build.
     derandomize=True,
     suppress_health_check=[*HealthCheck],
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
@@ -67,7 +67,7 @@ collect_ignore = ["running/eight_devices.py"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _collect_little():
-    """Leave what earlier modules made out of collections, which then take no time."""
+    """Exempt the objects of earlier modules from garbage collections, which then are fast."""
     gc.collect()
     gc.freeze()
     yield
@@ -89,7 +89,7 @@ def hook(monkeypatch):
 
 @pytest.fixture(params=["off", "tracebackhide", "quiet_remove_frames", "remove_frames"])
 def filtering(request):
-    """How JAX filters tracebacks: in each way in turn."""
+    """Set each way in which JAX filters tracebacks, in turn."""
     before = jax.config.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", request.param)
     yield request.param
@@ -113,17 +113,17 @@ def pytest_pyfunc_call(pyfuncitem):
 def pytest_collection_modifyitems(items):
     if PROFILE == "thorough":
         for item in items:
-            # Each property test takes longer than all tests together are allowed to otherwise.
+            # With the thorough profile, a property test takes longer than the usual limit.
             item.add_marker(pytest.mark.timeout(0), append=False)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
-    """Share the compiled programs, once all workers are done: each finds them in the next run."""
+    """Once all workers are done, share their compiled programs with the workers of the next run."""
     if WORKER is None:
         folders = [folder for folder in PROGRAMS.glob("*") if folder.is_dir()]
         for file in [file for folder in folders for file in folder.iterdir()]:
             for folder in folders:
-                # It may be there; and not all file systems have links.
+                # The file may exist already, and not all file systems have links.
                 with contextlib.suppress(OSError):
                     os.link(file, folder / file.name)

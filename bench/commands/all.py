@@ -1,8 +1,9 @@
-"""`bench all`: makes all records again, one after the other, then writes their figures.
+"""`bench all`: measures all records again, one after the other, then writes their figures.
 
-They are those of JAX's default device: `calls-gpu.json` on a GPU, without `bench downstream`, whose
-environment has JAX for a CPU. Nothing else should run on the machine meanwhile. `bench latency`
-skips the peers that aren't installed: see the extra `peers`.
+The records are of JAX's default device: on a GPU, `bench calls` writes `calls-gpu.json`. `bench
+downstream` then doesn't run, because its environment has JAX for a CPU. Nothing else should run on
+the machine meanwhile. `bench latency` skips other packages that aren't installed (`pip install -e
+".[peers]"`).
 """
 
 import argparse
@@ -17,7 +18,7 @@ from . import figures
 
 
 def main(argv: list[str]) -> int:
-    """Run each command in a process of its own; stop at the first that fails."""
+    """Run each command in a process of its own, until one fails."""
     argparse.ArgumentParser(prog="python -m bench all", description=__doc__).parse_args(argv)
     on_cpu = jax.default_backend() == "cpu"
     for name in RECORDS if on_cpu else [name for name in RECORDS if name != "downstream"]:

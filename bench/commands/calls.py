@@ -1,13 +1,14 @@
-"""`bench calls`: the cost of a warm call, against every competitor, over many workloads.
+"""`bench calls`: times warm calls of many workloads under each competitor.
 
-A loop of calls is timed to its last result, which on a GPU comes after the last call returned.
-Batches of NumPy are timed with asynchronous dispatch, all else on a CPU without.
+A loop of calls is timed until its last result is ready, which on a GPU is after the last call has
+returned. NumPy batches are timed with asynchronous dispatch. On a CPU, all other workloads are
+timed with synchronous dispatch.
 
-Each workload has a process of its own, in which the competitors take turns; large trees have three,
-because where their arrays lie in memory makes more than what is measured.
+Each workload has a process of its own, in which the competitors take turns. Large trees have three
+processes, because times depend more on where the arrays lie in memory than on the competitor.
 
-Where there is a native back end, generated Python (`python`) is timed beside the floor in further
-processes. Its figure is given as on the floor of the first ones: times one floor over the other.
+With the native back end, generated Python (`python`) is timed beside the floor in further
+processes. Its printed time is multiplied by the ratio of the floors in the two kinds of processes.
 """
 
 import math
@@ -24,19 +25,19 @@ from ..harness.processes import figures_of
 from ..models.workloads import WORKLOADS, Workload
 
 LARGE_TREE = 1_000  # leaves
-PROCESSES = 3  # of a large tree: they share the rounds
+PROCESSES = 3  # for a large tree; the rounds are divided among them
 COMPETITORS = ("floor", "jit", "eqx", "eqxjit", "asarray", "python")
 
 Microseconds = dict[str, float]  # by competitor
-Seconds = dict[str, list[float]]  # by competitor and round
+Seconds = dict[str, list[float]]  # of each round, by competitor
 
 
 def main(argv: list[str]) -> int:
-    """Check that all competitors agree, time them, report and write."""
+    """Check that all competitors agree, time them, print the times and write the record."""
     args = options("calls", __doc__, argv, rounds=21)
 
     if not eqxjit.native_enabled():
-        console.print("No native back end here: eqxjit's column is generated Python's.")
+        console.print("The native back end is missing, so column eqxjit is generated Python.")
     on_cpu = jax.default_backend() == "cpu"
     rows_here = {n: w for n, w in WORKLOADS.items() if on_cpu or w.devices == 1}
     workloads = chosen(rows_here, args)
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
         )
         for name, row in times.items()
     ]
-    columns = ("workload", *COMPETITORS, "of floor", "of jit", "of eqx")
+    columns = ("workload", *COMPETITORS, "/ floor", "/ jit", "/ eqx")
     show("µs per call, best round", columns, rows)
     report = {
         name: {"group": workload.group, "best_us": times[name]}
@@ -71,9 +72,10 @@ def main(argv: list[str]) -> int:
 
 
 def _figures(name: str, workload: Workload, rounds: int, seconds: float) -> tuple[Seconds, Seconds]:
-    """Seconds per statement, by competitor and round: as eqxjit is here, and in generated Python.
+    """Return the seconds per statement, with the native back end and with generated Python.
 
-    The latter are empty where the former are of generated Python, too.
+    Without the native back end, the first part has the times of generated Python, and the second
+    part is empty.
     """
     processes = min(PROCESSES, rounds) if (workload.leaves or 0) >= LARGE_TREE else 1
     environment = {**os.environ}

@@ -1,8 +1,9 @@
-"""`bench compare SRC COMMAND ...`: eqxjit of another checkout and of this one, by turns.
+"""`bench compare SRC COMMAND ...`: runs a command with two versions of eqxjit, in turn.
 
-`python -m bench compare ../base/src calls --only MLP` runs `bench calls --only MLP` with the eqxjit
-in `../base/src`, then with that of this environment, and so on, and tabulates the best of each
-time on record. The last column is that of what isn't eqxjit's: how far the machine itself differed.
+`python -m bench compare ../base/src calls --only MLP` runs `bench calls --only MLP` several times
+with the eqxjit in `../base/src` ("before") and with that of this environment ("after"). It prints
+the best time of each row. The last column is the ratio of a time that doesn't depend on eqxjit,
+such as the floor. It shows how much the machine itself has changed.
 """
 
 import argparse
@@ -18,15 +19,20 @@ from typing import Any
 from ..harness.printing import show
 from ..harness.records import ROOT, Times
 
-OTHERS = ("floor", "eqx", "jax.jit, closure")  # the first that a row has is the measure
+# Times that don't depend on eqxjit. The first that a row has is shown in the last column.
+OTHERS = ("floor", "eqx", "jax.jit, closure")
 
 
 def main(argv: list[str]) -> int:
-    """Run the command under both, report."""
+    """Run the command with both versions, and print the ratios."""
     parser = argparse.ArgumentParser(prog="python -m bench compare", description=__doc__)
     parser.add_argument("src", type=Path, help="the folder with the other `eqxjit`")
-    parser.add_argument("--times", type=int, default=3, help="how often each is run (3)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="of bench, with its options")
+    parser.add_argument(
+        "--times", type=int, default=3, help="how many times each version is run (3)"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="a command of bench, with its options"
+    )
     args = parser.parse_args(argv)
 
     best: dict[str, list[Times]] = {}
@@ -44,13 +50,13 @@ def main(argv: list[str]) -> int:
         for way in before
         if way in after and way not in OTHERS and not way.startswith(("jit", "scan", "equinox"))
     ]
-    columns = ("row", "before", "after", "after / before", "of others")
+    columns = ("row", "before", "after", "after / before", "not eqxjit")
     show(" ".join(args.command), columns, lines)
     return 0
 
 
 def _record(command: list[str], path: str) -> Any:
-    """Run a command, and return the record that it writes."""
+    """Run a command with this `PYTHONPATH`, and return the record that it writes."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [sys.executable, "-m", "bench", *command, "--output", folder],
@@ -63,11 +69,11 @@ def _record(command: list[str], path: str) -> Any:
 
 
 def _rows(record: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Times]]:
-    """Go through the tables of times by way of calling, wherever they are in a record."""
+    """Yield each table of times in a record, however deep, with its name."""
     for key, value in record.items():
         if not isinstance(value, Mapping):
             continue
-        # Of percentiles, the first is the median.
+        # A list holds percentiles, of which the first is the median.
         times = {way: us[0] if isinstance(us, list) else us for way, us in value.items()}
         is_table = all(isinstance(us, float) for us in times.values())
         if is_table and any(way.startswith("eqxjit") for way in times):

@@ -1,7 +1,8 @@
-"""`bench digits`: one training script, run under both filter_jits.
+"""`bench digits`: runs one training script under Equinox's `filter_jit` and under eqxjit's.
 
-It trains an `eqx.nn.MLP` with optax on the UCI digits that scikit-learn bundles. The two runs
-advance epoch by epoch in turn, so that a noisy machine is noisy for both, and must end identical.
+The script trains an `eqx.nn.MLP` with optax on the UCI digits that scikit-learn bundles. The two
+runs take turns, epoch by epoch, so that other work on the machine slows down both. Losses and
+weights must be equal bit for bit.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from ..models.digits import Epoch, accuracy, digits, train
 
 
 def main(argv: list[str]) -> int:
-    """Train under both, compare, report."""
+    """Train under both, print accuracy and times, and compare the results bit by bit."""
     parser = argparse.ArgumentParser(prog="python -m bench digits", description=__doc__)
     parser.add_argument("--epochs", type=int, default=30)
     epochs: int = parser.parse_args(argv).epochs
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 
 def _show(runs: dict[str, list[Epoch]]) -> None:
-    # The first epoch compiles: it counts only where there is no other.
+    # The first epoch compiles, so it counts only if there is no other epoch.
     figures = [[epoch.microseconds for epoch in run[1:] or run] for run in runs.values()]
     lines = [(name, min(row), median(row)) for name, row in zip(runs, figures, strict=True)]
     ratios = (theirs / ours for theirs, ours in zip(lines[0][1:], lines[1][1:], strict=True))

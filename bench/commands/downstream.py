@@ -1,7 +1,7 @@
-"""`bench downstream`: packages built on Equinox, with and without `eqxjit.install()`.
+"""`bench downstream`: runs packages built on Equinox with and without `eqxjit.install()`.
 
-The packages of `bench/downstream.txt` are installed into an environment of their own, once. Each
-does some work there under both; results and errors must be the same, to the last bit.
+The first run installs the packages of `bench/downstream.txt` into an environment of their own. Each
+package has a workload, whose results and errors must be the same on both sides, to the last bit.
 """
 
 import inspect
@@ -26,11 +26,12 @@ SIDES = ("equinox", "eqxjit")
 
 
 def main(argv: list[str]) -> int:
-    """Install, run each package's work under both, compare, report, write."""
+    """Run the workload of each package on both sides, compare, and write the record."""
     args = options("downstream", __doc__, argv)
     python = _installed()
     versions = pinned()
-    # Not installed there, but as it is here. The example of parallelism has eight devices.
+    # eqxjit isn't installed in that environment, so it is imported from this one. The example of
+    # parallelism needs eight devices.
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(inspect.getfile(eqxjit)).parents[1]),
@@ -52,19 +53,19 @@ def main(argv: list[str]) -> int:
         }
     columns = ("package or example", "version", "calls", "left to Equinox", "same outcomes")
     lines = [(name, *row.values()) for name, row in rows.items()]
-    show("packages built on Equinox, under both", columns, lines)
+    show("packages built on Equinox, with and without eqxjit", columns, lines)
     record("downstream", {"installed": versions, "packages": rows}, args)
     return 0 if all(row["same"] and not row["calls_left"] for row in rows.values()) else 1
 
 
 def pinned() -> dict[str, str]:
-    """The version of each package, by its name in lower case."""
+    """Return the version of each package, by its name in lower case."""
     pins = re.findall(r"^(\S+)==(\S+)$", _PINS.read_text(), re.MULTILINE)
     return {name.lower(): version for name, version in pins}
 
 
 def _installed() -> str:
-    """The interpreter of an environment that has the pinned packages."""
+    """Return the Python of an environment that has the pinned packages. Create it if needed."""
     environment = ROOT / "build" / "downstream"
     python = environment / "bin" / "python"
     stamp = environment / "installed.txt"

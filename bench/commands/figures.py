@@ -1,7 +1,7 @@
-"""`bench figures`: writes the figures on record into README, the pages and the pictures.
+"""`bench figures`: writes the recorded figures into README, the pages and the pictures.
 
-A place for figures is `<!-- figures: NAME ARGUMENTS -->`, what was written there last, and
-`<!-- end -->`: a block if it opens a line, else a part of a sentence.
+Figures are written between `<!-- figures: NAME ARGUMENTS -->` and `<!-- end -->`: as a block of its
+own if the first comment begins a line, and otherwise as a part of the sentence.
 """
 
 import argparse
@@ -36,11 +36,15 @@ _PLACE = re.compile(r"(<!-- figures: (.*?) -->).*?(<!-- end -->)", re.DOTALL)
 
 
 def main(argv: list[str]) -> int:
-    """Write what differs; or list it, or the records that are older than what they measure."""
+    """Write all files that differ from the records, or list them, or list outdated records."""
     parser = argparse.ArgumentParser(prog="python -m bench figures", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing: list what differs")
     parser.add_argument(
-        "--stale", action="store_true", help="list the records that are older than their source"
+        "--check", action="store_true", help="write nothing, but list the files that differ"
+    )
+    parser.add_argument(
+        "--stale",
+        action="store_true",
+        help="list the records that are older than the code they measure",
     )
     args = parser.parse_args(argv)
     if args.stale:
@@ -56,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def written() -> dict[Path, str]:
-    """Return each file that has figures, as the records want it."""
+    """Return the text that each file with figures should have."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
     return {page: rendered(page.read_text()) for page in pages} | {
         RESULTS / f"{name}.svg": draw() for name, draw in PICTURES.items()
@@ -64,7 +68,7 @@ def written() -> dict[Path, str]:
 
 
 def rendered(text: str) -> str:
-    """Write the figures into each place of a text."""
+    """Return a text with the recorded figures in each place for figures."""
 
     def place(match: re.Match[str]) -> str:
         start, end = match.span()
@@ -72,8 +76,8 @@ def rendered(text: str) -> str:
         what, *arguments = shlex.split(name)
         is_block = text[:start].endswith("\n") or not start
         if is_block and text[end : end + 1] != "\n":
-            # Markdown takes a line that opens with a comment for HTML to its end.
-            raise SystemExit(f"`{name}` opens a line of a sentence: wrap it elsewhere.")
+            # Markdown takes a line that begins with a comment for HTML.
+            raise SystemExit(f"`{name}` begins a line of a sentence. Break the line elsewhere.")
         around = "\n\n" if is_block else ""
         return f"{opening}{around}{FIGURES[what](*arguments)}{around}{closing}"
 
@@ -81,17 +85,20 @@ def rendered(text: str) -> str:
 
 
 def stale(name: str) -> str | None:
-    """Say why a record is older than eqxjit or than the command that made it, if it is."""
+    """Return why a record is outdated; `None` if it isn't.
+
+    It is outdated if eqxjit or the record's command was changed after the recorded commit.
+    """
     commit = record(name).get("commit", "")
     paths = ("src/eqxjit", f"bench/commands/{name}.py")
     last = _git("log", "-1", "--format=%h", "--", *paths).stdout.strip()
     if not commit:
-        return f"{name}: of an unknown commit"
+        return f"{name}: measured at an unknown commit"
     if commit.endswith("+"):
-        return f"{name}: of sources that differ from commit {commit[:-1]}"
-    # An error, such as that of a commit that is gone, isn't an ancestor, either.
+        return f"{name}: measured with sources that differ from commit {commit[:-1]}"
+    # Git fails, too, if the commit no longer exists.
     if _git("merge-base", "--is-ancestor", last, commit).returncode:
-        return f"{name}: of {commit}, which hasn't {last}"
+        return f"{name}: measured at {commit}, before {last}"
     return None
 
 
@@ -104,48 +111,54 @@ def _text(path: Path) -> str | None:
 
 
 def us(of: str, row: str, way: str) -> str:
-    """Give the microseconds of a row's way."""
+    """Return the microseconds of one way in a row of a record."""
     return _us(rows(of)[row].get(way))
 
 
 def times(of: str, row: str, way: str, other: str) -> str:
-    """Give the ratio of a row's way to another way."""
+    """Return the time of one way in a row, divided by that of another way."""
     return _ratio(rows(of)[row][way] / rows(of)[row][other])
 
 
 def between(name: str, way: str, other: str) -> str:
-    """Give the least and the greatest ratio in a group of workloads."""
+    """Return the least and the greatest ratio of two ways in a group of workloads."""
     return _span(ratios(group(name), way, other), ".2f")
 
 
 def faster(of: str, way: str, platform: str = "cpu") -> str:
-    """Give how many times as fast as Equinox a way is: in a group of calls, or of all steps."""
+    """Return how many times as fast as Equinox a way is, from the least to the most.
+
+    `of` is a record, or a group of workloads of `bench calls`.
+    """
     found = rows(of, platform) if of in RECORDS else group(of, platform=platform)
     return _span(ratios(found, "eqx", way), ".1f")
 
 
 def share() -> str:
-    """Give eqxjit's part of what a call costs under Equinox, in words, rounded up."""
+    """Return eqxjit's share of the cost of a call under Equinox, in words, rounded up."""
     words = {0.2: "a fifth", 0.25: "a quarter", 0.34: "a third", 0.5: "half"}
     mean = mean_ratio(group("small"), "eqxjit", "eqx")
     return next(word for limit, word in words.items() if mean <= limit)
 
 
 def leaf(direction: str) -> str:
-    """Give the microseconds that the floor takes for each array that goes in or out."""
+    """Return the floor's microseconds for each array that is passed or returned.
+
+    `direction` is "in" for passed arrays and "out" for returned arrays.
+    """
     passed, returned = (rows("calls")[f"1,000 leaves {way}"] for way in ("in", "in and out"))
     total = passed["floor"] if direction == "in" else returned["floor"] - passed["floor"]
     return _ratio(total / 1_000)
 
 
 def statics() -> str:
-    """Sum up the ratios of `bench statics`."""
+    """Return the range and the median of the ratios of `bench statics` to Equinox."""
     found = ratios(rows("statics"), "eqxjit", "eqx")
     return f"{_span(found, '.2f')}, {_ratio(median(found))} in the middle"
 
 
 def facts(name: str, platform: str = "cpu") -> str:
-    """Give the machine, the versions and the commit of a record."""
+    """Return the machine, the versions and the commit of a record."""
     found = record(name, platform)
     machine, versions = found["machine"], found["versions"]
     devices = [f"{device}, " for device in dict.fromkeys(machine["devices"]) if device != "cpu"]
@@ -157,20 +170,21 @@ def facts(name: str, platform: str = "cpu") -> str:
 
 
 def rounds(name: str, platform: str = "cpu") -> str:
-    """Give the number of rounds of a record."""
+    """Return the number of rounds of a record."""
     return str(record(name, platform)["rounds"])
 
 
 def n_workloads(platform: str = "cpu") -> str:
-    """Give the number of rows of `bench calls`."""
+    """Return the number of workloads in the record of `bench calls`."""
     return str(len(rows("calls", platform)))
 
 
 def means_table(platform: str = "cpu") -> str:
-    """Tabulate the geometric means over workloads, natively and in Python."""
+    """Tabulate the geometric means over workloads, of the native back end and in Python."""
     others = {"floor": "the floor", "jit": "`jax.jit` on trees", "eqx": "`equinox.filter_jit`"}
     groups = {workload["group"] for workload in record("calls", platform)["workloads"].values()}
-    # The others compare more than a wrapper: Python of a library, waits, JAX's transformations.
+    # "all" leaves out workloads that spend their time outside of the wrapper: in a library's Python
+    # code, in waiting, or in JAX's transformations.
     kinds = {
         "small models": {"small"},
         "all": groups - {"library", "numpy", "eager"},
@@ -192,12 +206,12 @@ def means_table(platform: str = "cpu") -> str:
 
 
 def group_table(name: str, *ways: str) -> str:
-    """Tabulate the workloads of a group, by the ways that are named, or the usual three."""
+    """Tabulate the times of a group of workloads: these ways, or Equinox, eqxjit and the floor."""
     return _times_table("µs per call", group(name), *ways)
 
 
 def gpu_table(name: str) -> str:
-    """Tabulate rows of `bench calls` or `training` on a GPU, beside those on a CPU."""
+    """Tabulate rows of `bench calls` or `bench training` on a GPU, beside those on a CPU."""
     ways = ("eqx", "eqxjit", "packed" if name == "training" else "floor")
     there, here = rows(name, "gpu"), rows(name)
     shown = SHOWN if name == "calls" else {row: row for row in there}
@@ -221,14 +235,14 @@ def shapes_table() -> str:
 
 
 def training_table() -> str:
-    """Tabulate the steps of training."""
+    """Tabulate the times of training steps."""
     tasks = record("training")["tasks"].items()
     found = {f"{name}: {task['arrays']} arrays": task["us"] for name, task in tasks}
     return _times_table("µs a step", found, "eqx", "eqxjit", "packed")
 
 
 def packing_table() -> str:
-    """Tabulate what packing compares with."""
+    """Tabulate packed steps compared with the floor, scanned steps, and first calls."""
     lines = []
     for name, task in record("training")["tasks"].items():
         us, first = task["us"], task["first_call_s"]
@@ -239,7 +253,7 @@ def packing_table() -> str:
 
 
 def latency_table() -> str:
-    """Tabulate p50 and p99 of three models."""
+    """Tabulate p50 and p99 of calls of three models."""
     models = record("latency")["models"]
     names = ("MLP", "CNN", "transformer")
     lines = [
@@ -250,7 +264,7 @@ def latency_table() -> str:
 
 
 def serving_table() -> str:
-    """Tabulate calls a second and percentiles of each load on a server."""
+    """Tabulate calls a second and percentiles, for each load on a server."""
     lines = [
         (
             f"{load}: {LABELS[way]}",
@@ -264,7 +278,7 @@ def serving_table() -> str:
 
 
 def ways_table() -> str:
-    """Tabulate the seconds of each way to get two functions ready."""
+    """Tabulate the seconds until two functions have been called, for each way to start."""
     models = record("startup")["ways"]
     lines = [
         (way, *(f"{ways[way]['until both are called']:.2f}" for ways in models.values()))
@@ -274,7 +288,7 @@ def ways_table() -> str:
 
 
 def first_calls_table() -> str:
-    """Tabulate imports, first calls, new shapes and traces of nested calls."""
+    """Tabulate the times of imports, first calls, new shapes and traces of nested calls."""
     found = {
         f"{probe}: {figure}": {way: 1e3 * seconds for way, seconds in best.items()}
         for probe, figures in record("startup")["probes"].items()
@@ -284,7 +298,7 @@ def first_calls_table() -> str:
 
 
 def downstream_table() -> str:
-    """Tabulate the packages built on Equinox."""
+    """Tabulate the outcomes of packages built on Equinox."""
     lines = []
     for name, row in record("downstream")["packages"].items():
         version = record("downstream")["installed"].get(name)
@@ -295,7 +309,7 @@ def downstream_table() -> str:
 
 
 def installed(name: str) -> str:
-    """Give the version of a package that `bench downstream` installed."""
+    """Return the version of a package that `bench downstream` installed."""
     return record("downstream")["installed"][name]
 
 
@@ -334,7 +348,7 @@ def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def _times_table(unit: str, times: Mapping[str, Times], *ways: str) -> str:
-    """Tabulate rows of times by the ways that are named, or the usual three."""
+    """Tabulate rows of times: these ways, or Equinox, eqxjit and the floor."""
     ways = ways or ("eqx", "eqxjit", "floor")
     lines = [(row, *(_us(found.get(way)) for way in ways)) for row, found in times.items()]
     return _table((unit, *(LABELS[way] for way in ways)), lines)

@@ -1,8 +1,9 @@
-"""`bench latency`: p50, p99 and p99.9 of a call of a small fixed model, against every competitor.
+"""`bench latency`: measures p50, p99 and p99.9 of calls of small models with fixed weights.
 
-All on one thread with synchronous dispatch, each call timed by itself, on a GPU until its result is
-there. Garbage is collected as in a careful server, that is, without the objects that were there at
-the start (`gc.freeze`). The peers run on a CPU alone, and need the extra `peers`.
+All calls are on one thread with synchronous dispatch, and each is timed by itself, on a GPU until
+its result is ready. The garbage collector skips objects that exist at the start (`gc.freeze`), as
+in a careful server. ONNX Runtime and PyTorch run only on a CPU, and need `pip install -e
+".[peers]"`.
 """
 
 import contextlib
@@ -26,12 +27,12 @@ from ..harness.measure import agree, chosen, options
 from ..harness.printing import console, progress, show
 from ..models.inference import CLOSURE, FLATTENED, MODELS, Cases, FixedModel, jax_cases
 
-CALLS = 500  # of each competitor, each round
+CALLS = 500  # of each competitor in each round
 PERCENTILES = (50, 99, 99.9)
 
 Percentiles = dict[str, list[float]]  # microseconds, by competitor
 
-# How other packages call the model: the module of `bench.peers`, and the function in it.
+# Other packages that call the model: a module of `bench.peers`, and a function in it.
 PEERS = {
     "ONNX Runtime": ("onnx", "onnx_runtime"),
     "PyTorch": ("pytorch", "eager"),
@@ -41,7 +42,7 @@ PEERS = {
 
 
 def main(argv: list[str]) -> int:
-    """Check that all competitors agree, time them, report and write."""
+    """Check that all competitors agree, time them, print the times and write the record."""
     args = options("latency", f"{__doc__}\n{CALLS} calls a round.", argv, rounds=100)
     models = chosen(MODELS, args)
 
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
             agree(cases[name], CLOSURE, 3, rtol=1e-4, atol=1e-5)
     times = _times(cases, progress(range(args.rounds), "rounds"))
 
-    columns = ("", *(f"p{p:g}" for p in PERCENTILES), "p50, of closure", "p50, of flattened")
+    columns = ("", *(f"p{p:g}" for p in PERCENTILES), "p50 / closure", "p50 / flattened")
     for name, rows in times.items():
         lines = [
             (way, *us, us[0] / rows[CLOSURE][0], us[0] / rows[FLATTENED][0])
@@ -74,29 +75,30 @@ def main(argv: list[str]) -> int:
 
 
 def _peers(fixed: FixedModel, skipped: dict[str, str]) -> Cases:
+    """Return the cases of other packages. Note in `skipped` why a package can't run."""
     cases: Cases = {}
     for name, (module, function) in PEERS.items():
         if jax.default_backend() != "cpu":
-            skipped[name] = "runs on a CPU here"
+            skipped[name] = "this benchmark runs it only on a CPU"
         if name in skipped:
             continue
         try:
             peer = importlib.import_module(f"bench.peers.{module}")
             cases[name] = getattr(peer, function)(fixed)
         except Exception as error:
-            # It may not be installed, or lack a compiler: that is no reason to time nobody.
+            # The package may not be installed, or may lack a compiler. Time the others anyway.
             skipped[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     return cases
 
 
 def _surroundings() -> contextlib.AbstractContextManager[Any]:
-    """What PyTorch's calls want around them, where it is imported."""
+    """Return the context that PyTorch's calls need; an empty context if it isn't imported."""
     pytorch = sys.modules.get("bench.peers.pytorch")
     return pytorch.surroundings() if pytorch else contextlib.nullcontext()
 
 
 def _times(cases: dict[str, Cases], rounds: Iterable[Any]) -> dict[str, Percentiles]:
-    """Each competitor's percentiles, from calls of all models taken in turn."""
+    """Return the percentiles of each competitor, by model. All take turns in each round."""
     samplers = {
         (model, name): case.sampler()
         for model, rows in cases.items()

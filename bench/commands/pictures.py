@@ -1,8 +1,8 @@
-"""The pictures of README and pages, drawn from the figures on record; written by `bench figures`.
+"""Draws the pictures of README and the pages from the records. `bench figures` writes them.
 
-Bars with few words in large letters, which can be read at a width of 400 pixels; transparent, in
-colours that can be read on white and on black. Written by hand as SVG: equal records make equal
-files.
+The pictures are bar charts in SVG. Letters are large enough to be read at a width of 400 pixels.
+The background is transparent, and the colours can be read on white and on black. The SVG is
+written by hand, so that equal records give equal files.
 """
 
 import functools
@@ -13,7 +13,7 @@ from ..harness.records import Times, rows
 
 TEXT = "#767c85"
 WIDTH, BAR, GAP, FONT = 560, 20, 4, 17
-ROOM = 90  # beside the longest bar, for its figure and unit
+ROOM = 90  # to the right of the longest bar, for its figure and unit
 
 COLOURS = {
     "Equinox": "#d9534f",
@@ -27,7 +27,7 @@ COLOURS = {
 Bars = Mapping[str, Mapping[str, float]]  # by heading and label
 
 
-# The rows of `bench calls` in the overview, by what they are called there.
+# The rows of `bench calls` in the overview, with their headings.
 OVERVIEW = {
     "MLP 32": "MLP",
     "GRUCell": "GRU step",
@@ -37,20 +37,20 @@ OVERVIEW = {
 
 
 def overview(platform: str) -> str:
-    """Draw calls of a few workloads, as multiples of the floor."""
+    """Draw the time of a call of a few workloads, as a multiple of the floor."""
     labels = {"eqx": "Equinox", "jit": "jax.jit on trees", "eqxjit": "eqxjit"}
     found = {heading: rows("calls", platform)[row] for row, heading in OVERVIEW.items()}
     return _over_floor("call", found, labels, platform)
 
 
 def training(platform: str) -> str:
-    """Draw steps of training, as multiples of the floor."""
+    """Draw the time of training steps, as a multiple of the floor."""
     labels = {"eqx": "Equinox", "eqxjit": "eqxjit", "packed": "eqxjit, packed"}
     return _over_floor("step", rows("training", platform), labels, platform)
 
 
 def latency() -> str:
-    """Draw calls of models whose weights stay, in microseconds."""
+    """Draw the median time of a call of models with fixed weights, in microseconds."""
     ways = ("equinox.filter_jit", "ONNX Runtime", "eqxjit.freeze")
     bars = {
         model: {way.replace("equinox.filter_jit", "Equinox"): us[way] for way in ways if way in us}
@@ -81,7 +81,7 @@ def _over_floor(
 
 
 def _drawn(title: str, explanation: str, bars: Bars, unit: str) -> str:
-    """Draw a title and a legend, then for each heading a bar for each label, all to one scale."""
+    """Draw a title, a legend and, for each heading, a bar for each label, all to one scale."""
     labels = list(dict.fromkeys(label for group in bars.values() for label in group))
     scale = (WIDTH - ROOM) / max(max(group.values()) for group in bars.values())
     parts: list[str] = []
@@ -100,7 +100,7 @@ def _drawn(title: str, explanation: str, bars: Bars, unit: str) -> str:
             f'<rect x="{x:.0f}" y="{y - 14}" width="16" height="16" fill="{COLOURS[label]}"/>'
         )
         text(x + 22, label)
-        # By the width of an average letter, as nothing here measures text.
+        # An estimate by the width of an average letter, because nothing here can measure text.
         x += 50 + 0.55 * FONT * len(label)
     for heading, group in bars.items():
         y += FONT + 4 * GAP

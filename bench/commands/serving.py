@@ -1,9 +1,9 @@
-"""`bench serving`: warm calls of one or four threads while another meets new shapes.
+"""`bench serving`: times warm calls while another thread traces and compiles new shapes.
 
-A server's threads call a small transformer, each the same shape again and again. In half of the
-rounds another thread meanwhile calls the same jitted function with one new shape after the other,
-so that it traces and compiles all the time. Each call is timed by itself, on a GPU until its result
-is there; the competitors take turns.
+One or four threads call a small transformer, always with the same shape. They do so alone, and then
+while another thread calls the same jitted function with one new shape after the other, so that it
+traces and compiles all the time. Each call is timed by itself, on a GPU until its result is ready.
+The competitors take turns.
 """
 
 import gc
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.random as jr
@@ -25,19 +26,20 @@ from ..models.networks import Transformer, call
 
 COMPETITORS = ("floor", "eqx", "eqxjit")
 THREADS = {"1 thread": 1, "4 threads": 4}
-PHASES = ("alone", "beside traces")  # without and with the thread that meets new shapes
+PHASES = ("alone", "beside traces")  # without and with the thread that passes new shapes
 PERCENTILES = (50, 99, 99.9)
 SECONDS = 2.0  # of each phase, in each round
-LENGTH, WIDTH = 8, 32  # of the input that is warm
-MOST_SHAPES_A_SECOND = 30  # that are traced and compiled: none is met twice
-CALLS = 20  # between two looks at the clock of the round
+LENGTH, WIDTH = 8, 32  # the shape of the warm calls' input
+# More than can be traced and compiled in a second. Each shape is used only once.
+MOST_SHAPES_A_SECOND = 30
+CALLS = 20  # between two checks whether the phase is over
 
 
 def main(argv: list[str]) -> int:
-    """Check that all competitors agree, time them, report and write."""
+    """Check that all competitors agree, time them, print the times and write the record."""
     args = options("serving", __doc__, argv, rounds=10, seconds=SECONDS)
     rows = chosen(THREADS, args)
-    # It would warn of a function that is traced again and again.
+    # eqxjit would warn that a function is traced again and again.
     logging.getLogger("eqxjit").setLevel(logging.ERROR)
 
     n_shapes = 1 + round(len(rows) * args.rounds * (1 + args.seconds * MOST_SHAPES_A_SECOND))
@@ -48,7 +50,7 @@ def main(argv: list[str]) -> int:
     keys = [(row, phase, way) for row in rows for phase in PHASES for way in COMPETITORS]
     samples: dict[tuple[str, str, str], list[float]] = {key: [] for key in keys}
     for turn in progress(range(args.rounds), "rounds"):
-        # So that nobody always follows the same neighbour.
+        # Each load can slow down the next one, so begin each round with a different load.
         for row, phase, way in keys[turn % len(keys) :] + keys[: turn % len(keys)]:
             shapes = newcomers[way] if phase == PHASES[1] else None
             samples[row, phase, way] += _served(known[way], rows[row], args.seconds, shapes)
@@ -64,6 +66,14 @@ def main(argv: list[str]) -> int:
         for row in rows
         for phase in PHASES
     }
+    _show(loads)
+    report = {"rounds": args.rounds, "percentiles": PERCENTILES, "loads": loads}
+    record("serving", report, args)
+    return 0
+
+
+def _show(loads: dict[str, dict[str, Any]]) -> None:
+    """Print a line for each load and competitor."""
     lines = [
         (load, way, found["calls_a_second"][way], *us, us[0] / of_alone[way][0], us[1] / of_eqx[1])
         for load, found in loads.items()
@@ -72,15 +82,12 @@ def main(argv: list[str]) -> int:
         for way, us in found["us"].items()
     ]
     percentiles = (f"p{p:g}" for p in PERCENTILES)
-    columns = ("load", "", "calls/s", *percentiles, "p50, of alone", "p99, of eqx")
+    columns = ("load", "", "calls/s", *percentiles, "p50 / alone", "p99 / eqx")
     show("µs per call", columns, lines)
-    report = {"rounds": args.rounds, "percentiles": PERCENTILES, "loads": loads}
-    record("serving", report, args)
-    return 0
 
 
 def _cases(n_shapes: int) -> tuple[dict[str, Case], dict[str, Iterator[Case]]]:
-    """The call that is warm, and those with new shapes, by competitor."""
+    """Return the case of the warm calls and the cases with new shapes, by competitor."""
     model = Transformer(width=WIDTH, heads=4, depth=2, key=jr.key(0))
     rng = np.random.default_rng(0)
     examples = [
@@ -92,7 +99,7 @@ def _cases(n_shapes: int) -> tuple[dict[str, Case], dict[str, Iterator[Case]]]:
 
 
 def _served(case: Case, threads: int, seconds: float, shapes: Iterator[Case] | None) -> list[float]:
-    """Return the seconds of each call of so many threads, beside one that meets new shapes."""
+    """Return the seconds of each call of some threads, while another runs the cases in `shapes`."""
     is_over, is_tracing = threading.Event(), threading.Event()
 
     def meet_new_shapes() -> None:
@@ -115,7 +122,7 @@ def _served(case: Case, threads: int, seconds: float, shapes: Iterator[Case] | N
         servers = [pool.submit(serve, until) for _ in range(threads)]
         found = [second for server in servers for second in server.result()]
         if shapes is not None and other.done():
-            raise SystemExit("All new shapes are compiled: raise `MOST_SHAPES_A_SECOND`.")
+            raise SystemExit("There were too few new shapes: raise `MOST_SHAPES_A_SECOND`.")
         is_over.set()
     other.result()
     return found

@@ -1,8 +1,9 @@
-"""`bench shapes`: one function called with several shapes or dtypes, against every competitor.
+"""`bench shapes`: times calls of one function with several shapes or dtypes.
 
-Three kinds of calls: warm ones of the shape that came first; warm ones of later shapes; and the
-first three of each older shape after another was traced. Each row has a process of its own, in
-which the competitors take turns. With `EQXJIT_NATIVE=0` eqxjit is generated Python.
+Three kinds of calls are timed: warm calls with the function's first shape, warm calls with later
+shapes, and the first three calls with each older shape after a new shape was traced. Each row has a
+process of its own, in which the competitors take turns. With `EQXJIT_NATIVE=0`, generated Python is
+timed.
 """
 
 from statistics import fmean
@@ -17,13 +18,13 @@ COMPETITORS = ("floor", "jit", "eqx", "eqxjit")
 
 
 def main(argv: list[str]) -> int:
-    """Check that all competitors agree, time them, report and write."""
+    """Check that all competitors agree, time them, print the times and write the record."""
     args = options("shapes", __doc__, argv, rounds=16)
 
     best: dict[str, dict[str, dict[str, float]]] = {}
     for name in progress(chosen(ROWS, args), "rows"):
         figures = figures_of("bench.probes.shapes", name, str(args.rounds), str(args.seconds))
-        # The mean, over the shapes, of the best round.
+        # For each shape the best round counts. The row shows the mean over the shapes.
         best[name] = {
             column: {way: 1e6 * fmean(map(min, shapes)) for way, shapes in ways.items()}
             for column, ways in figures.items()

@@ -1,6 +1,7 @@
-"""`bench statics`: configurations, structures in turn, deep and large trees, against Equinox.
+"""`bench statics`: times calls with large static values, many structures, or deep or large trees.
 
-Measured is the CPU time of the calling thread: none of these calls computes anything to speak of.
+It compares eqxjit with Equinox by the CPU time of the calling thread, because the programs of these
+calls compute almost nothing.
 """
 
 import time
@@ -15,14 +16,14 @@ from ..models.static_rows import ROWS, Row
 
 
 def main(argv: list[str]) -> int:
-    """Check that both agree, time them in turn, report and write."""
+    """Check that both agree, time them in turn, print the times and write the record."""
     args = options("statics", __doc__, argv, rounds=15, seconds=0.02)
     warnings.filterwarnings("ignore", message="A JAX array is being set as static")
 
     builders = progress(chosen(ROWS, args).items(), "compiling, checking")
     clock = time.thread_time
     races = {name: Race(_cases(make), args.seconds, clock) for name, make in builders}
-    # All rows take part in each round: a slow minute of the machine costs none its minimum.
+    # Each round times all rows, so that a slow minute of the machine spoils only one round of each.
     for _ in progress(range(args.rounds), "rounds"):
         for race in races.values():
             race.round()

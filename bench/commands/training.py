@@ -1,14 +1,16 @@
-"""`bench training`: a step of training, packed and not, against every way to write it.
+"""`bench training`: times a training step, written in several ways.
 
 * floor: `jax.jit` over flat lists of arrays, flattened by hand outside the timed loop.
 * jit: `jax.jit` over the partitioned trees.
-* scan: floor, with ten steps a call by `jax.lax.scan`; its time is that of one step.
-* eqx, eqxjit: the two `filter_jit`; packed: eqxjit's with the model in a `Packed`.
-* kept: eqxjit's and packed, without donation.
+* scan: the floor with ten steps a call, by `jax.lax.scan`; the time is that of one step.
+* eqx: `equinox.filter_jit`.
+* eqxjit: `eqxjit.filter_jit`.
+* packed: `eqxjit.filter_jit` with the model in a `Packed`.
+* "eqxjit, kept" and "packed, kept": the same two without donation.
 
-All others donate what they carry. A loop of steps is timed to its last result, which on a GPU comes
-after the last call returned. The first call's seconds are those of tracing, lowering and compiling,
-with JAX's caches emptied before.
+All others donate model and state. A loop of steps is timed until its last result is ready, which on
+a GPU is after the last call has returned. A first call is timed with JAX's caches cleared, so that
+it traces, lowers and compiles.
 """
 
 import gc
@@ -27,10 +29,10 @@ from ..models.training_tasks import TASKS, Task
 
 
 def main(argv: list[str]) -> int:
-    """Check that all ways agree, time them, report and write."""
+    """Check that all ways agree, time them, print the times and write the record."""
     args = options("training", __doc__, argv, rounds=15)
 
-    first_calls = 1 if args.quick else 2  # of each, the fastest counts
+    first_calls = 1 if args.quick else 2  # how many of each way; the fastest counts
     rows: dict[str, dict[str, Any]] = {}
     for name, build in chosen(TASKS, args).items():
         task = build()
@@ -51,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 
 def _first_calls(task: Task, times: int) -> dict[str, float]:
-    """Each way's shortest first call, of several with all caches emptied."""
+    """Return the seconds of each way's fastest first call of several, with all caches cleared."""
     seconds: dict[str, float] = {}
     for _ in range(times):
         for way, case in ways(task).items():
@@ -72,7 +74,7 @@ def _first_calls(task: Task, times: int) -> dict[str, float]:
 
 
 def _check(name: str, cases: dict[str, Case]) -> None:
-    """After ten steps, the loss is that of the floor."""
+    """Raise an error if a way's loss after ten steps isn't that of the floor."""
     *_, expected = jax.tree.leaves(cases["floor"].run(SCANNED))
     for way, case in cases.items():
         *_, loss = jax.tree.leaves(case.run(1 if way == "scan" else SCANNED))
@@ -92,5 +94,5 @@ def _show(name: str, row: dict[str, Any]) -> None:
         )
         for way in us
     ]
-    columns = ("way", "µs", "of floor", "of eqxjit", "first call, s", "of eqxjit")
-    show(f"{name}: a step, {row['arrays']} arrays", columns, lines)
+    columns = ("way", "µs", "/ floor", "/ eqxjit", "first call, s", "/ eqxjit")
+    show(f"{name}: a step with {row['arrays']} arrays", columns, lines)

@@ -1,1 +1,1 @@
-"""Worked examples: a question that users of `filter_jit` ask, and how eqxjit answers it."""
+"""Whole programs, and questions that users of `filter_jit` ask, with eqxjit's answers."""

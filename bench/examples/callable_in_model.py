@@ -1,6 +1,6 @@
-"""Why does a model that holds a callable compile again each time that it is made anew?
+"""Why does a model that holds a callable compile again each time that it is created?
 
-`jax.jit(...)` and `lambda` make a new object each time, and callables compare by identity
+`jax.jit(...)` and `lambda` create a new object each time, and callables compare by identity
 (https://github.com/patrick-kidger/equinox/issues/686).
 """
 
@@ -25,18 +25,18 @@ class Layer(eqx.Module):
         self.activation = lambda x: jax.nn.leaky_relu(x, 0.1)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies the layer."""
+        """Apply the layer."""
         return self.activation(self.linear(x))
 
 
 @eqxjit.filter_jit
 def forward(model: Layer, x: jax.Array) -> jax.Array:
-    """Calls the model."""
+    """Call the model."""
     return model(x)
 
 
 def main() -> None:
-    """Prints why the second model is traced again."""
+    """Print why the call with the second model is traced again."""
     logging.basicConfig(format="%(message)s")
     with eqxjit.explain_retraces():
         for seed in range(2):

@@ -1,4 +1,4 @@
-"""How do I count compilations, and make sure that there are no more of them?
+"""How do I count compilations, and forbid further ones?
 
 (https://github.com/patrick-kidger/equinox/issues/151)
 """
@@ -12,16 +12,16 @@ import eqxjit
 
 @eqxjit.filter_jit(max_traces=2)
 def predict(model: eqx.nn.Linear, x: jax.Array) -> jax.Array:
-    """Applies a model to a batch."""
+    """Apply a model to a batch."""
     return jax.vmap(model)(x)
 
 
 def main() -> None:
-    """Prints the counts, and what the third batch size raises."""
+    """Print the counts, and the error for the third batch size."""
     model = eqx.nn.Linear(4, 2, key=jax.random.key(0))
     for batch_size in (32, 32, 7):
         predict(model, jnp.ones((batch_size, 4)))
-    # For type checkers, to which `filter_jit` returns a function.
+    # Type checkers see a plain function without this line.
     assert isinstance(predict, eqxjit.types.JitFunction)
     print(predict.cache_info())
     for trace in predict.traces():

@@ -1,4 +1,4 @@
-"""Training on batches of a NumPy data loader, which fills one buffer again and again.
+"""Trains on batches of a NumPy data loader, which fills one buffer again and again.
 
 A call copies its NumPy inputs and returns before the step is done. So the loader may overwrite the
 buffer at once, and prepares the next batch while the device computes.
@@ -34,7 +34,7 @@ def loader(images: np.ndarray, labels: np.ndarray) -> Iterator[tuple[np.ndarray,
 
 @filter_jit(donate="all-except-first")
 def train_step(batch, model: eqx.nn.MLP, state: optax.OptState):
-    """Take one step; the batch isn't donated."""
+    """Take one step. The batch isn't donated."""
     images, labels = batch
 
     def loss(model):

@@ -1,6 +1,6 @@
-"""Data-parallel training in two processes, which end with the weights of a run in one.
+"""Data-parallel training in two processes, whose weights are compared with those of one process.
 
-Each process works on its share of every batch of the digits; gloo adds up the gradients.
+Each process gets its share of every batch of the digits, and gloo adds up the gradients.
 """
 
 import argparse
@@ -29,10 +29,10 @@ TIMEOUT = 300  # seconds, for each run
 
 
 def train(epochs: int) -> list[np.ndarray]:
-    """The training script, the same for any number of processes and devices: the final weights."""
+    """Train, and return the final weights. The code is the same for any number of processes."""
 
     def say(text: str) -> None:
-        # In one piece, because all processes print to the same place.
+        # Printed with its newline in one piece, because all processes print to the same terminal.
         print(f"[process {jax.process_index()}] {text}\n", end="", flush=True)
 
     mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
@@ -63,7 +63,7 @@ def train(epochs: int) -> list[np.ndarray]:
             n_steps += 1
             model, state, value = step(model, state, *share_of(rows))
         say(f"epoch {epoch + 1}: loss {float(value):.4f}")
-    # The whole of them: they are replicated.
+    # Each process has all weights, because they are replicated.
     weights, static = eqx.partition(model, eqx.is_array)
     weights = jax.tree.map(np.asarray, weights)
     correct = accuracy(eqx.combine(weights, static), test)
@@ -73,7 +73,7 @@ def train(epochs: int) -> list[np.ndarray]:
 
 
 def work(process: int, processes: int, devices: int, port: int, epochs: int) -> list[np.ndarray]:
-    """One process of a run, from its start to its end."""
+    """Train in one process of a run, and return its weights."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
     if processes > 1:
@@ -89,19 +89,19 @@ def work(process: int, processes: int, devices: int, port: int, epochs: int) -> 
 
 
 def launch(processes: int, devices: int, epochs: int) -> list[list[np.ndarray]]:
-    """Trains in so many processes, each with so many devices: the weights that each ends with."""
+    """Train in this many processes with this many devices each, and return the weights of each."""
     print(f"{processes} process(es), {devices} device(s) each:", flush=True)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         runs = [pool.submit(work, i, processes, devices, port, epochs) for i in range(processes)]
-        # One that dies ends the pool, and with it the others.
+        # If a process dies, the pool ends the others.
         return [run.result(TIMEOUT) for run in runs]
 
 
 def main() -> int:
-    """Trains in two processes, and in one with two devices and with one; compares the weights."""
+    """Train in two processes, on two devices of one process, and on one device. Compare weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     epochs = parser.parse_args().epochs
@@ -111,9 +111,9 @@ def main() -> int:
         max(float(np.abs(a - b).max()) for a, b in zip(first, weights, strict=True))
         for weights in others
     ]
-    words = "weights of the other process {:.1e} away, of two devices {:.1e}, of one {:.1e}"
+    words = "largest difference: other process {:.1e}, two devices {:.1e}, one device {:.1e}"
     print(words.format(*away))
-    # One device adds up the gradients of a batch in another order.
+    # On one device the gradients are summed in a different order, so their last bits may differ.
     return 0 if away[:2] == [0, 0] and away[2] <= TOLERANCE else 1
 
 

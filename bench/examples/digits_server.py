@@ -1,7 +1,7 @@
-"""A server: how do I serve a frozen model over HTTP, at low latency?
+"""How do I serve a frozen model over HTTP, at low latency?
 
-`train` writes a classifier of the UCI digits to a file, `serve` answers requests with it on this
-machine alone. `python -m bench.examples.digits_server --help`.
+`train` writes a classifier of the UCI digits to a file. `serve` answers requests from this machine
+with the file's program. `python -m bench.examples.digits_server --help` lists the options.
 """
 
 import argparse
@@ -28,12 +28,12 @@ import eqxjit
 
 IMAGE = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 EXPECTED = 'Send JSON, {"image": [[...], ...]}: 8 rows of 8 numbers from 0 to 16.'
-# Several times what an image takes with all digits that a float can have.
+# Several times the size of a request whose numbers have all their digits.
 MAX_BYTES = 16 * 1024
 
 
 class Classifier(eqx.Module):
-    """From an image, 8x8 pixels from 0 to 16 as the data set has them, to ten probabilities.
+    """Takes an image, 8x8 pixels from 0 to 16 as in the data set, and returns ten probabilities.
 
     Scaling and softmax are part of the program, so that no server can get them wrong.
     """
@@ -41,13 +41,13 @@ class Classifier(eqx.Module):
     mlp: eqx.nn.MLP
 
     def __call__(self, image: jax.Array) -> jax.Array:
-        """Apply the classifier to one image: a request needn't wait for others."""
+        """Classify one image. There are no batches, so that no request waits for others."""
         return jax.nn.softmax(self.mlp(jnp.ravel(image) / 16))
 
 
 def train(path: str, epochs: int) -> None:
-    """Train as `bench digits` does, and write the file."""
-    # Imported only now: serving needs neither the data nor the optimizer.
+    """Train as `bench digits` does, and save the classifier."""
+    # Imported only here, because serving needs neither the data nor the optimizer.
     from ..models import digits
 
     training, test = digits.digits()
@@ -57,33 +57,33 @@ def train(path: str, epochs: int) -> None:
 
 
 def load(path: str) -> eqxjit.types.FrozenFunction[..., Any]:
-    """Load a classifier, compiled and warm: its next call is as fast as all that follow."""
+    """Load a classifier, compile it and call it once, so that the first request is fast."""
     model = eqxjit.load(path)
-    # Any other shape is an error from now on, and no compilation while everybody waits.
+    # From now on another shape is an error. Compiling it would block all other requests.
     model.compile(IMAGE, other_shapes="raise")
     model(np.zeros(IMAGE.shape, IMAGE.dtype))
     return model
 
 
 class Application:
-    """The endpoints, and what they have served; for one event loop, hence without locks."""
+    """The endpoints, with statistics. It runs in one event loop, so it needs no locks."""
 
     def __init__(self, model: eqxjit.types.FrozenFunction[..., Any]):
         self._model = model
         self._n_calls = 0
         self._latest: collections.deque[float] = collections.deque(maxlen=10_000)  # seconds a call
-        self._refused: collections.Counter[int] = collections.Counter()
+        self._rejected: collections.Counter[int] = collections.Counter()
         routes = [
             Route("/predict", self._predict, methods=["POST"]),
             Route("/latency", self._latency),
         ]
-        handlers: Any = {HTTPException: self._refuse}
+        handlers: Any = {HTTPException: self._reject}
         self.asgi = Starlette(routes=routes, exception_handlers=handlers)
 
     def report(self) -> dict[str, Any]:
-        """Return the calls of the model, how long they took, and how many requests were refused.
+        """Return the number and times of the model's calls, and the rejected requests by status.
 
-        `traces` is how often the model was traced or compiled in this process.
+        `traces` is how many times the model was traced or compiled in this process.
         """
         times = sorted(self._latest) or [0.0]
         return {
@@ -91,15 +91,15 @@ class Application:
             "microseconds": {
                 f"p{p}": round(1e6 * times[int(len(times) * p / 100)], 1) for p in (50, 99, 99.9)
             },
-            "refused": {str(status): count for status, count in sorted(self._refused.items())},
+            "rejected": {str(status): count for status, count in sorted(self._rejected.items())},
             "traces": self._model.cache_info().traces,
         }
 
     async def _predict(self, request: Request) -> Response:
         image = image_in(await body_of(request))
         start = time.perf_counter()
-        # In the event loop: a call takes 10 to 40 µs, to hand it to a pool of threads more than
-        # 100. NumPy in and out: to make a JAX array first would cost more than the call itself.
+        # Call in the event loop, because a call takes 10 to 40 µs, and a pool of threads would add
+        # more than 100 µs. Pass NumPy, because creating a JAX array costs more than the call.
         probabilities = np.asarray(self._model(image)).tolist()
         self._latest.append(time.perf_counter() - start)
         self._n_calls += 1
@@ -109,64 +109,64 @@ class Application:
     async def _latency(self, _: Request) -> Response:
         return JSONResponse(self.report())
 
-    async def _refuse(self, _: Request, error: HTTPException) -> Response:
-        self._refused[error.status_code] += 1
+    async def _reject(self, _: Request, error: HTTPException) -> Response:
+        self._rejected[error.status_code] += 1
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 async def body_of(request: Request) -> bytes:
-    """Read the body, up to a bound: a client can send without end."""
+    """Read the body, up to a bound, because a client can send without end."""
     body = bytearray()
     try:
         async for part in request.stream():
             body += part
             if len(body) > MAX_BYTES:
-                refuse(413, f"The body is larger than {MAX_BYTES:,} bytes.")
+                reject(413, f"The body is larger than {MAX_BYTES:,} bytes.")
     except ClientDisconnect:
-        refuse(400, "The body ended too early.")
+        reject(400, "The body ended too early.")
     return bytes(body)
 
 
 def image_in(body: bytes) -> np.ndarray:
-    """Return the image in a body, in the dtype of the program; refuse anything else."""
+    """Return the image in a body, in the dtype of the program; reject anything else."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
-        refuse(400, f"The body isn't JSON ({error}).")
+        reject(400, f"The body isn't JSON ({error}).")
     try:
         image = np.array(content["image"])
     except (KeyError, TypeError, ValueError):
         image = np.zeros(0)
-    # Strings and booleans aren't numbers; integers that no float has are objects.
+    # Strings, booleans and integers too large for NumPy have other kinds of dtypes.
     is_numbers = image.shape == IMAGE.shape and image.dtype.kind in "iuf"
     if not (is_numbers and np.all((image >= 0) & (image <= 16))):
-        refuse(422, "The body isn't an image.")
+        reject(422, "The body isn't an image.")
     return image.astype(np.float32)
 
 
-def refuse(status: int, reason: str) -> NoReturn:
-    """Answer with an error."""
+def reject(status: int, reason: str) -> NoReturn:
+    """Answer the request with an error."""
     raise HTTPException(status, f"{reason} {EXPECTED}")
 
 
 def serve(path: str, port: int) -> None:
-    """Answer requests until a signal ends it, then print what was served."""
-    # Asynchronous dispatch would pass each call on to another thread, and the server would wait for
-    # the result at once.
+    """Answer requests until a signal arrives, then print the statistics."""
+    # Asynchronous dispatch would hand each call to another thread, and gain nothing, because the
+    # server waits for the result at once.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         application = Application(load(path))
     except (OSError, ValueError) as error:
         sys.exit(f"The model can't be served: {error}")
-    # Importing and tracing leaves a hundred thousand objects that stay. To look through them takes
-    # the garbage collector 70 ms, in the midst of some request: from now on it passes them over.
+    # Imports and traces leave a hundred thousand objects that stay. The garbage collector would
+    # need 70 ms to visit them, during some request. From now on it skips them.
     gc.collect()
     gc.freeze()
-    # uvicorn finishes what it has begun on either signal, then raises it once more.
+    # On either signal uvicorn finishes its requests, then raises the signal again.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit())
-    # A server for others belongs behind a proxy, which has TLS, limits and logs. For more cores,
-    # start more processes.
+    # A public server belongs behind a proxy with TLS, limits and logs. For more cores, start more
+    # processes.
     options: Any = {"host": "127.0.0.1", "access_log": False, "timeout_graceful_shutdown": 5}
     server = uvicorn.Server(uvicorn.Config(application.asgi, port=port, **options))
     try:
@@ -184,9 +184,11 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("path")
     command.add_argument("--epochs", type=int, default=30)
     command.set_defaults(run=train)
-    command = commands.add_parser("serve", help="load it, and answer requests on this machine")
+    command = commands.add_parser(
+        "serve", help="load a classifier, and answer requests from this machine"
+    )
     command.add_argument("path")
-    command.add_argument("--port", type=int, default=8000, help="0 for any that is free")
+    command.add_argument("--port", type=int, default=8000, help="0 for any free port")
     command.set_defaults(run=serve)
     arguments = vars(parser.parse_args(argv))
     arguments.pop("run")(**arguments)

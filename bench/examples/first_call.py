@@ -1,7 +1,7 @@
 """Why does the first call take so long, when compiling seems to take no time at all?
 
-Timing `filter_jit(f)` times nothing: tracing and compiling happen in the first call. The report
-says where that call's time goes.
+`filter_jit(f)` doesn't trace or compile anything. The first call does both. The report says where
+the time of that call goes.
 """
 
 import time
@@ -14,14 +14,14 @@ import eqxjit
 
 
 def rollout(model: eqx.nn.MLP, state: jax.Array) -> jax.Array:
-    """A few hundred steps of a learned dynamics, as a loop in Python."""
+    """Simulate a few hundred steps of learned dynamics, by a loop in Python."""
     for _ in range(300):
         state = state + 0.01 * model(state)
     return state
 
 
 def main() -> None:
-    """Prints what the first call cost."""
+    """Print what the first call costs."""
     model = eqx.nn.MLP(4, 4, 8, 1, key=jax.random.key(0))
     state = jnp.ones(4)
     start = time.perf_counter()

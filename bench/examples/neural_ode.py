@@ -1,4 +1,4 @@
-"""A neural ODE, by Diffrax: trained on spirals, interrupted, and continued from a checkpoint.
+"""Trains a neural ODE by Diffrax on spirals, interrupts, and continues from a checkpoint.
 
 `equinox.tree_serialise_leaves` writes the checkpoint; nothing in it refers to eqxjit.
 """
@@ -20,14 +20,14 @@ optimizer = optax.adam(3e-3)
 
 
 class NeuralODE(eqx.Module):
-    """A vector field that is a network."""
+    """A differential equation whose vector field is a network."""
 
     field: eqx.nn.MLP
 
     def __call__(self, start: jax.Array) -> jax.Array:
-        """Solve from a point, and return the points at `TIMES`."""
+        """Solve the equation from a point, and return the points at `TIMES`."""
         term = diffrax.ODETerm(lambda t, y, args: self.field(y))
-        # By default the program holds a callback, and each call waits for it.
+        # Without `throw=False` the program holds a callback, so that each call waits.
         span, save = (TIMES[0], TIMES[-1], 0.1), diffrax.SaveAt(ts=TIMES)
         solved = diffrax.diffeqsolve(term, diffrax.Tsit5(), *span, start, saveat=save, throw=False)
         assert solved.ys is not None
@@ -36,7 +36,7 @@ class NeuralODE(eqx.Module):
 
 @filter_jit(donate="all-except-first")
 def train_step(batch, model: NeuralODE, state: optax.OptState):
-    """Take one step; the batch isn't donated."""
+    """Take one step. The batch isn't donated."""
 
     def loss(model):
         return jnp.mean((jax.vmap(model)(batch[:, 0]) - batch) ** 2)
@@ -47,13 +47,13 @@ def train_step(batch, model: NeuralODE, state: optax.OptState):
 
 
 def start() -> tuple[NeuralODE, optax.OptState]:
-    """Make a model and the optimizer's state, as a checkpoint needs them, too."""
+    """Return a new model and optimizer state. Loading a checkpoint also needs them."""
     model = NeuralODE(eqx.nn.MLP(2, 2, 16, 2, jax.nn.softplus, key=jax.random.key(0)))
     return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
 
 
 def main() -> None:
-    """Train, save, load, and train on."""
+    """Train, save, load, and continue."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps

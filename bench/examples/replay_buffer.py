@@ -1,6 +1,6 @@
 """Deep Q-learning with a replay buffer in NumPy: an agent learns to walk to the end of a corridor.
 
-The buffer and the environment reuse their arrays. That is safe, because a call copies NumPy inputs.
+Buffer and environment overwrite their arrays in place, which is safe once a call has returned.
 """
 
 import argparse
@@ -19,7 +19,7 @@ optimizer = optax.adam(1e-3)
 
 @filter_jit
 def act(model: eqx.nn.MLP, observation) -> jax.Array:
-    """Choose the action of the highest value."""
+    """Choose the action with the highest value."""
     return jnp.argmax(model(observation))
 
 
@@ -40,7 +40,7 @@ def learn(fixed, model: eqx.nn.MLP, state: optax.OptState):
 
 
 def main() -> None:
-    """Learn, then walk without chance."""
+    """Learn, then walk without random actions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=3_000)
     steps = parser.parse_args().steps
@@ -65,7 +65,7 @@ def main() -> None:
             batch = seen, actions[rows], rewards[rows], seen_next, rewards[rows]
             model, state = learn((target, batch), model, state)
         if step % 100 == 0:
-            # A copy, because `learn` deletes the arrays that it is passed and donated.
+            # Copied, because `learn` deletes the arrays of the model that it is passed.
             target = jax.tree.map(lambda x: x.copy() if eqx.is_array(x) else x, model)
     place, taken = 0, 0
     while place < LENGTH - 1 and taken < 3 * LENGTH:

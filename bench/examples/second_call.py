@@ -1,7 +1,7 @@
 """Why does the second call compile once more?
 
-The first state is made of a Python number, so its type is weak; the second is what the step
-returned.
+The first state is created from a Python number, so its type is weak. The second state comes from
+the step, whose type isn't.
 """
 
 import logging
@@ -14,12 +14,12 @@ import eqxjit
 
 @eqxjit.filter_jit
 def step(velocity: jax.Array, gain: jax.Array) -> jax.Array:
-    """One step of a loop whose state goes round."""
+    """Take one step of a loop that passes its state on."""
     return velocity * jnp.asarray(0.9, dtype=jnp.float32) + gain
 
 
 def main() -> None:
-    """Prints why the second call is traced again."""
+    """Print why the second call is traced again."""
     logging.basicConfig(format="%(message)s")
     velocity = jnp.asarray(0.0)
     gain = jnp.asarray(0.1)

@@ -1,4 +1,4 @@
-"""What made it retrace? A training step, of whose many arguments one or two have changed.
+"""What made it retrace? One or two of the many arguments of a training step have changed.
 
 (https://github.com/jax-ml/jax/issues/4274)
 """
@@ -17,7 +17,7 @@ optimizer = optax.adam(1e-3)
 
 @eqxjit.filter_jit
 def train_step(model, opt_state, batch, step):
-    """One step of Adam, with a warm-up of the loss."""
+    """Take one step of Adam, with a warm-up of the loss."""
 
     def loss(model):
         return jnp.mean((jax.vmap(model)(batch["x"]) - batch["y"]) ** 2) * jnp.minimum(
@@ -29,7 +29,7 @@ def train_step(model, opt_state, batch, step):
 
 
 def main() -> None:
-    """Prints what differs between the steps."""
+    """Print what differs between the steps."""
     logging.basicConfig(format="%(message)s")
     model = eqx.nn.MLP(4, 1, 8, 1, key=jax.random.key(0))
     opt_state = optimizer.init(eqx.filter(model, eqx.is_array))

@@ -1,1 +1,1 @@
-"""How to measure: the clock, the competitors, fresh processes, facts of the machine, pictures."""
+"""What all commands share: timing, competitors, fresh processes, records, printing."""

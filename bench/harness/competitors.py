@@ -1,7 +1,7 @@
-"""The same function under every way of jitting it, as cases for the clock.
+"""Jits one function in each of the ways that are compared, and returns a `Case` for each way.
 
 * floor: `jax.jit` over flat lists of arrays, flattened by hand outside the timed loop.
-* jit: `jax.jit` over the partitioned trees, the static halves closed over.
+* jit: `jax.jit` over the arrays of the trees, with all static values closed over.
 * eqx: `equinox.filter_jit`.
 * eqxjit: `eqxjit.filter_jit`.
 """
@@ -30,7 +30,7 @@ def jitted(
     outputs: tuple[str, ...] = ("out",),
     **options: Any,
 ) -> Cases:
-    """`fun` under all four. The options are those of `jitted_over`."""
+    """Return the case of each of the four ways. The options are those of `jitted_over`."""
     return jitted_over(fun, [arguments], outputs, **options)[0]
 
 
@@ -44,11 +44,16 @@ def jitted_over(
     function: str = "f",
     **options: Any,
 ) -> list[Cases]:
-    """`fun` under all four: each is jitted once, and has a case for each of the examples.
+    """Return, for each example, the cases of the four ways. Each way jits `fun` only once.
 
-    Those are alike but for the shapes and dtypes of their arrays. `donate` is as for `filter_jit`.
-    An output with the name of an argument is fed into the next call; such outputs come first.
-    `call` is the call as a user would write it, `f(a, b)` by default.
+    - `examples`: the arguments of `fun` by name. The examples differ only in the shapes and dtypes
+        of arrays.
+    - `outputs`: the names of the outputs. If an output has the name of an argument, the next call
+        gets it as that argument. Such outputs come first.
+    - `call`: the call as a user would write it; `f(a, b)` by default.
+    - `donate`: what is donated, as for `filter_jit`.
+    - `function`: the name of the function in the call.
+    - `options`: further options of `jax.jit`.
     """
     names = tuple(examples[0])
     call = call or f"{function}({', '.join(names)})"
@@ -82,7 +87,7 @@ def jitted_over(
 
 
 def passed(tree: Any, consumed: bool) -> Any:
-    """The tree itself, so that all read the same memory; a copy where a call consumes it."""
+    """Return the tree itself, so that all ways read the same memory, or a copy if it is donated."""
     if not consumed:
         return tree
     return jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, tree)
@@ -97,7 +102,11 @@ def _floor(
     function: str,
     **options: Any,
 ) -> Callable[[Mapping[str, Any]], Case]:
-    """Flat lists in, flat lists out: what is fed back in one, all else in another."""
+    """Return a function that returns the floor's case for an example.
+
+    The floor takes and returns flat lists of arrays. One list holds the arguments that are outputs
+    of the call before, and the other list all other arguments.
+    """
     fed_back = [name for name in outputs if name in example]
 
     def split(tree: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -117,14 +126,14 @@ def _floor(
         flat = [jtu.tree_leaves(part) for part in parts if part]
         return tuple(flat) if len(flat) > 1 else flat[0]
 
-    # Two floors may be called in one statement, hence names that belong to the function.
+    # The names contain the function's name, because a statement may call two floors.
     state_name, inputs_name = f"{function}_state", f"{function}_inputs"
     given_names = (state_name, inputs_name) if fed_back else (inputs_name,)
     targets = (
         *given_names[:-1],
         *((f"{function}_out",) if len(outputs) > len(fed_back) else ()),
     )
-    # All but the first argument are those that are fed back.
+    # With "all-except-first", all arguments but the first are outputs of the call before.
     donated = {"none": (), "all": (0, 1), "all-except-first": (0,)}[donate][: len(given_names)]
     flat_jit = jax.jit(on_lists, donate_argnums=donated, **options)
     statement = f"{', '.join(targets)} = {function}({', '.join(given_names)})"

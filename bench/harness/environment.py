@@ -1,4 +1,4 @@
-"""What was measured, and on which machine: the facts beside every figure."""
+"""Writes records: figures, with the facts on what was measured and on which machine."""
 
 import argparse
 import datetime
@@ -23,7 +23,7 @@ PACKAGES = "eqxjit jax jaxlib equinox numpy optax diffrax lineax optimistix onnx
 
 
 def facts() -> dict[str, Any]:
-    """Commit, command, versions, machine and settings, ready for JSON."""
+    """Return the commit, command, versions, machine and settings, as JSON can hold them."""
     installed = {d.name.lower(): d.version for d in importlib.metadata.distributions()}
     return {
         "commit": _commit(),
@@ -53,7 +53,10 @@ def facts() -> dict[str, Any]:
 
 
 def record(name: str, report: dict[str, Any], args: argparse.Namespace) -> None:
-    """Write a report with the facts: a partial or quick one only where `--output` asks for it."""
+    """Write a report with the facts.
+
+    A partial or quick report is written only if `--output` names a folder for it.
+    """
     if args.output is None and (args.quick or args.only):
         return
     folder = args.output or RESULTS
@@ -64,7 +67,7 @@ def record(name: str, report: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def _commit() -> str:
-    """The commit that is checked out; `+` says that the sources differ from it."""
+    """Return the commit that is checked out, followed by `+` if the sources differ from it."""
     try:
         commit = _git("rev-parse", "--short", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "src", "bench/*.py") else "")

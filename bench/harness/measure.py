@@ -1,4 +1,4 @@
-"""Interleaved timing of several ways to do the same work: the one clock of these benchmarks."""
+"""Times several ways to do the same work, in turn. All benchmarks time by this file."""
 
 import argparse
 import gc
@@ -13,7 +13,7 @@ import numpy as np
 
 Clock = Callable[[], float]
 
-# A loop ends with its last result, a sample with each, where calls return before they are done.
+# With asynchronous dispatch a loop waits for its last result, and a sample for each result.
 _LOOPS = """
 def loop(count):
     {targets}, = fresh()
@@ -37,10 +37,13 @@ def sample(count):
 
 @dataclass(frozen=True)
 class Case:
-    """One way to do the work: a statement, and the names that it uses.
+    """One way to do the work.
 
-    The statement assigns to `outputs`; where those are also inputs, one call feeds the next.
-    `names` makes new initial values, as a statement may consume (donate) what it is given.
+    - `statement`: the Python statement that is timed.
+    - `names`: returns the initial value of each name that the statement uses. It returns new values
+        each time, because a statement may donate them.
+    - `outputs`: the names that the statement assigns to. If the statement also reads such a name,
+        each execution gets the result of the one before.
     """
 
     statement: str
@@ -48,18 +51,18 @@ class Case:
     outputs: tuple[str, ...] = ("out",)
 
     def loop(self, clock: Clock = time.perf_counter) -> Callable[[int], float]:
-        """Return a function that times so many executions together, to the last one's result."""
+        """Return a function that returns the seconds of `count` executions in all."""
         return self._compiled(clock)["loop"]
 
     def sampler(self) -> Callable[[int], list[float]]:
-        """Return a function that executes the statement so many times, and times each by itself.
+        """Return a function that returns the seconds of each of `count` executions.
 
-        The clock adds about 0.05 microseconds to each.
+        The clock adds about 0.05 microseconds to each execution.
         """
         return self._compiled(time.perf_counter)["sample"]
 
     def run(self, times: int) -> list[Any]:
-        """Execute the statement so many times and return what `outputs` are then."""
+        """Execute the statement this many times, and return the last value of each output."""
         namespace = dict(self.names())
         code = compile(self.statement, "<case>", "exec")
         for _ in range(times):
@@ -67,7 +70,7 @@ class Case:
         return [namespace[name] for name in self.outputs]
 
     def __add__(self, other: "Case") -> "Case":
-        """One statement after the other."""
+        """Return a case that executes one statement after the other."""
         return Case(
             f"{self.statement}; {other.statement}",
             lambda: {**self.names(), **other.names()},
@@ -85,7 +88,7 @@ class Case:
 
 
 def is_asynchronous() -> bool:
-    """Say whether calls return before the device is done."""
+    """Return whether calls return before the device is done."""
     on_cpu = jax.default_backend() == "cpu"
     return not on_cpu or jax.config.read("jax_cpu_enable_async_dispatch")
 
@@ -93,7 +96,7 @@ def is_asynchronous() -> bool:
 def agree(
     cases: Mapping[str, Case], expected: str, calls: int, rtol: float, atol: float = 0
 ) -> None:
-    """Run each case so many times; its arrays must be those of the expected one."""
+    """Raise an error if a case returns other arrays after `calls` calls than `cases[expected]`."""
     arrays = _arrays(cases[expected].run(calls))
     for name, case in cases.items():
         for ours, theirs in zip(_arrays(case.run(calls)), arrays, strict=True):
@@ -101,41 +104,44 @@ def agree(
 
 
 def _arrays(outputs: Any) -> list[Any]:
-    """Return the arrays in the outputs, of any package."""
+    """Return the arrays in the outputs as NumPy arrays, whichever package they are of."""
     return [np.asarray(leaf) for leaf in jax.tree.leaves(outputs) if hasattr(leaf, "__array__")]
 
 
 class Race:
     """Times every case in turn, round by round.
 
-    A noisy neighbour then hits all cases alike, and the minimum over the rounds is the quiet
-    machine.
+    Other work on the machine then disturbs all cases alike, and each case's fastest round shows
+    its time on a quiet machine.
 
-    - `figures`: of each case, seconds per statement, one figure per round.
+    - `figures`: the seconds per execution, by case and round.
     """
 
     def __init__(
         self, cases: Mapping[str, Case], seconds: float = 0.03, clock: Clock = time.perf_counter
     ):
-        """Each case runs for about `seconds` a round."""
+        """Compile all cases, and find out how many executions take about `seconds`."""
         self._loops = {name: case.loop(clock) for name, case in cases.items()}
         self._numbers = {name: _calls_within(loop, seconds) for name, loop in self._loops.items()}
         self._order = list(cases)
         self.figures: dict[str, list[float]] = {name: [] for name in cases}
 
     def round(self) -> None:
-        """Another figure for each, without collections of garbage, which fall where they fall."""
+        """Time each case once more.
+
+        Garbage collection is off meanwhile, because it would be in the time of one case by chance.
+        """
         gc.collect()
         gc.disable()
         for name in self._order:
             number = self._numbers[name]
             self.figures[name].append(self._loops[name](number) / number)
         gc.enable()
-        # So that nobody always follows the same neighbour.
+        # Each case can slow down the next one, so begin each round with a different case.
         self._order.append(self._order.pop(0))
 
     def microseconds(self) -> dict[str, float]:
-        """The best round of each case."""
+        """Return the time of each case in its best round."""
         return {name: min(figures) * 1e6 for name, figures in self.figures.items()}
 
 
@@ -146,20 +152,26 @@ def options(
     rounds: int | None = None,
     seconds: float = 0.03,
 ) -> argparse.Namespace:
-    """Parse the options that the commands have in common; those of timing, if there are rounds.
+    """Parse the options that the commands have in common.
 
-    `seconds` is how long a case runs in each. What is timed is dispatched synchronously, here and
-    in its processes: the setting is recorded.
+    If a command times something, `rounds` is its default number of rounds, and `seconds` is how
+    long each case runs in a round. Dispatch is then switched to synchronous. The record says so.
     """
     parser = argparse.ArgumentParser(prog=f"python -m bench {command}", description=description)
     parser.set_defaults(quick=False)
     if rounds:
-        parser.add_argument("--rounds", type=int, default=rounds, help=f"of timing ({rounds})")
-        parser.add_argument("--quick", action="store_true", help="a short run: does it work?")
+        parser.add_argument(
+            "--rounds", type=int, default=rounds, help=f"rounds of timing ({rounds})"
+        )
+        parser.add_argument(
+            "--quick", action="store_true", help="a short run, to see that it works"
+        )
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names have this")
     parser.add_argument(
-        "--output", type=Path, help="folder for the record (bench/results, if all is measured)"
+        "--only", nargs="+", metavar="NAME", help="only rows whose names contain one of these"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder for the record (bench/results for a complete run)"
     )
     args = parser.parse_args(argv)
     args.seconds = seconds
@@ -172,7 +184,7 @@ Named = TypeVar("Named")
 
 
 def chosen(rows: Mapping[str, Named], args: argparse.Namespace) -> dict[str, Named]:
-    """The rows that `--only` asks for; all without it."""
+    """Return the rows that `--only` asks for, or all rows without it."""
     parts = [part.lower() for part in args.only or [""]]
     found = {name: row for name, row in rows.items() if any(p in name.lower() for p in parts)}
     if not found:
@@ -181,8 +193,8 @@ def chosen(rows: Mapping[str, Named], args: argparse.Namespace) -> dict[str, Nam
 
 
 def _calls_within(loop: Callable[[int], float], seconds: float) -> int:
-    """How many executions take about `seconds`, once warm."""
-    loop(5)  # traces, compiles, specialises
+    """Return how many warm executions take about `seconds`."""
+    loop(5)  # traces, compiles and creates the fast path
     number = 1
     while (elapsed := loop(number)) < seconds / 8:
         number *= 4

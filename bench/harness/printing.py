@@ -1,4 +1,4 @@
-"""What the commands print: tables of figures, and how far they are."""
+"""Prints the tables of figures and the progress of the commands."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,17 +10,17 @@ from rich.table import Table
 
 T = TypeVar("T")
 
-#: As wide as the terminal, or wide enough for any table where there is none.
+#: As wide as the terminal; without a terminal wide enough for any table.
 console = Console(width=None if sys.stdout.isatty() else 130)
 
 
 def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterable[T]:
-    """Go through the items, and show how far; `total` is for those without a length."""
+    """Yield the items, and show a progress bar. Items without a length need a `total`."""
     return track(items, title, total, console=console, transient=True)
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table of texts on the left and figures on the right; `None` is a dash."""
+    """Print a table, with strings aligned left and figures aligned right. `None` is a dash."""
     table = Table(title=title, row_styles=["", "dim"])
     rows = [*rows]
     for i, column in enumerate(columns):

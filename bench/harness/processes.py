@@ -1,4 +1,4 @@
-"""Fresh processes for what a process can do only once: importing, first calls, settings of XLA."""
+"""Runs modules in fresh processes, for what a process can do only once, such as importing."""
 
 import json
 import os
@@ -16,11 +16,11 @@ def figures_of(
     environment: Mapping[str, str] = os.environ,
     python: str = sys.executable,
 ) -> Any:
-    """What `python -m module arguments...` prints last, as JSON, in this environment.
+    """Run `python -m module arguments...` in this environment, and read its last line as JSON.
 
     **Raises:**
 
-    - `SystemExit`, with its standard error, if it fails.
+    - `SystemExit`, with the standard error of the process, if the process fails.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     finished = subprocess.run(

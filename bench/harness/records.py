@@ -1,4 +1,4 @@
-"""The records of `bench/results`, as others read them.
+"""Reads the records in `bench/results`.
 
 Only the standard library is imported, because a test without the benchmarks' packages reads them.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
-#: What writes a record, in the order of `bench all`.
+#: The commands that write a record, in the order of `bench all`.
 RECORDS = (
     "calls",
     "shapes",
@@ -23,17 +23,17 @@ RECORDS = (
     "downstream",
 )
 
-Times = dict[str, float]  # microseconds by way of calling
+Times = dict[str, float]  # microseconds, by the way to call the function
 
 
 @functools.cache
 def record(name: str, platform: str = "cpu") -> dict[str, Any]:
-    """Read the record of a command, by the platform of the devices that it was made on."""
+    """Read the record of a command that was measured on a platform."""
     return json.loads((RESULTS / f"{name}-{platform}.json").read_text())
 
 
 def rows(name: str, platform: str = "cpu") -> dict[str, Times]:
-    """Read the times of each row: of the best round, or the median where each call was timed."""
+    """Read the times of each row: the best round or, where each call was timed, the median."""
     found = record(name, platform)
     if name == "calls":
         return {row: workload["best_us"] for row, workload in found["workloads"].items()}
@@ -47,7 +47,7 @@ def rows(name: str, platform: str = "cpu") -> dict[str, Times]:
 
 
 def group(*names: str, platform: str = "cpu") -> dict[str, Times]:
-    """Read the times of the workloads of `bench calls` that are in these groups, or of all."""
+    """Read the times of all workloads of `bench calls`, or of those in these groups."""
     workloads = record("calls", platform)["workloads"]
     return {
         row: workload["best_us"]
@@ -57,10 +57,10 @@ def group(*names: str, platform: str = "cpu") -> dict[str, Times]:
 
 
 def ratios(times: dict[str, Times], way: str, of: str) -> list[float]:
-    """Divide, in each row that has both, the time of one way by that of another."""
+    """Return, for each row that has both ways, the time of `way` divided by that of `of`."""
     return [row[way] / row[of] for row in times.values() if way in row and of in row]
 
 
 def mean_ratio(times: dict[str, Times], way: str, of: str) -> float:
-    """Return the geometric mean of the rows' ratios."""
+    """Return the geometric mean of the ratios of all rows."""
     return geometric_mean(ratios(times, way, of))

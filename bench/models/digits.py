@@ -1,4 +1,4 @@
-"""Training a digit classifier: the UCI digits that scikit-learn bundles, an MLP, adam."""
+"""Trains an MLP with adam to classify the UCI digits that scikit-learn bundles."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch of a run leaves behind."""
+    """The results of one epoch of a run."""
 
     model: eqx.nn.MLP
     losses: list[np.ndarray]
@@ -31,7 +31,7 @@ class Epoch:
 
 
 def train(filter_jit: Callable[..., Any], data: Data, epochs: int) -> Iterator[Epoch]:
-    """The training script; only its `filter_jit` differs between the runs."""
+    """Train, and yield the results of each epoch. Only `filter_jit` differs between the runs."""
     images, labels = data
     model = eqx.nn.MLP(64, 10, 32, depth=2, key=jr.key(0))
     optimizer = optax.adam(2e-3)
@@ -54,19 +54,19 @@ def train(filter_jit: Callable[..., Any], data: Data, epochs: int) -> Iterator[E
 
 
 def loss(model: eqx.nn.MLP, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Mean cross-entropy of a batch."""
+    """Return the mean cross-entropy of a batch."""
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(jax.vmap(model)(x), y))
 
 
 def accuracy(model: eqx.nn.MLP, data: Data) -> float:
-    """The fraction of labels that the model gets right."""
+    """Return the fraction of images that the model classifies correctly."""
     images, labels = data
     predicted = jnp.argmax(jax.vmap(model)(jnp.asarray(images)), axis=-1)
     return float(np.mean(np.asarray(predicted) == labels))
 
 
 def digits() -> tuple[Data, Data]:
-    """1,437 images to train on, 360 to test on; 8x8 pixels from 0 to 1."""
+    """Return 1,437 images for training and 360 for testing, each with 8x8 pixels from 0 to 1."""
     images, labels = load_digits(return_X_y=True)
     images = np.asarray(images / 16, dtype=np.float32)
     split = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)

@@ -1,8 +1,10 @@
-"""The models of `bench latency`, under each of JAX's ways to call a model whose weights stay.
+"""The models of `bench latency`, with JAX's, Equinox's and eqxjit's ways to call them.
 
-* closure: `jax.jit` over a closure, so that the weights are constants of the program.
-* flattened: `jax.jit` over a flat list of the weights, flattened by hand outside the timed loop.
-* the others are Equinox's and eqxjit's, named as they are written.
+* "jax.jit, closure": the function closes over the model, so the weights are constants of the
+  program.
+* "jax.jit, flattened": the function takes a flat list of the weights, flattened by hand outside the
+  timed loop.
+* "bound": the model is wrapped itself, as in `filter_jit(model)`.
 """
 
 import os
@@ -32,9 +34,11 @@ Cases = dict[str, Case]
 
 @dataclass(frozen=True)
 class FixedModel:
-    """A model whose weights stay, and the input of its next call.
+    """A model with fixed weights.
 
-    - `carried`: whether that input is a hidden state, for which the next call takes the output.
+    - `model`: the model.
+    - `x`: the input of its next call.
+    - `carried`: whether `x` is a hidden state, so that the output is the input of the next call.
     """
 
     model: Callable[[Any], Any]
@@ -42,40 +46,40 @@ class FixedModel:
     carried: bool = False
 
     def case(self, statement: str, names: Mapping[str, Any], x: Any) -> Case:
-        """A call of `statement`, an expression of `names` and of `x`."""
+        """Return the case of a call. `statement` is an expression that uses `names` and `x`."""
         target = "x" if self.carried else "out"
         return Case(f"{target} = {statement}", lambda: {**names, "x": x}, (target,))
 
 
 class GRUStep(eqx.Module):
-    """A step of a GRU from hidden state to hidden state; its other input stays."""
+    """A step of a GRU whose input is fixed, from hidden state to hidden state."""
 
     cell: eqx.nn.GRUCell
     x: jax.Array
 
     def __call__(self, h: jax.Array) -> jax.Array:
-        """From and to the hidden state."""
+        """Return the next hidden state."""
         return self.cell(self.x, h)
 
 
 def mlp() -> FixedModel:
-    """The MLP 4-32-32-4, one example."""
+    """Return an MLP with layers of 4, 32, 32 and 4 features, called on one example."""
     return FixedModel(small_mlp(), jnp.linspace(-1.0, 1.0, 4))
 
 
 def gru() -> FixedModel:
-    """A GRU of width 32."""
+    """Return a step of a GRU of width 32."""
     cell = eqx.nn.GRUCell(4, 32, key=jr.key(0))
     return FixedModel(GRUStep(cell, jnp.linspace(-1.0, 1.0, 4)), jnp.zeros(32), carried=True)
 
 
 def conv_net() -> FixedModel:
-    """A CNN of two convolutions, one image of 8 by 8."""
+    """Return a CNN with two convolutions, called on one image of 8 by 8."""
     return FixedModel(small_conv_net(key=jr.key(0)), jr.normal(jr.key(1), (1, 8, 8)))
 
 
 def transformer() -> FixedModel:
-    """Two transformer blocks of width 32, 8 tokens."""
+    """Return two transformer blocks of width 32, called on 8 tokens."""
     model = Transformer(width=32, heads=4, depth=2, key=jr.key(0))
     return FixedModel(model, jr.normal(jr.key(1), (8, 32)))
 
@@ -89,7 +93,7 @@ MODELS: dict[str, Callable[[], FixedModel]] = {
 
 
 def jax_cases(fixed: FixedModel) -> Cases:
-    """The model under `jax.jit`, Equinox and eqxjit."""
+    """Return the cases of a model under `jax.jit`, Equinox and eqxjit."""
     model, x = fixed.model, fixed.x
     weights, treedef = jtu.tree_flatten(eqx.filter(model, eqx.is_array))
     static = eqx.filter(model, eqx.is_array, inverse=True)

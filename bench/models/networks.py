@@ -14,29 +14,29 @@ LossFn = Callable[..., Array]
 
 
 def call(model: Callable[..., Any], x: Array) -> Any:
-    """The forward pass."""
+    """Call the model on one example."""
     return model(x)
 
 
 def batched(model: Callable[[Array], Array], x: Array) -> Array:
-    """The forward pass of a batch."""
+    """Call the model on a batch."""
     return jax.vmap(model)(x)
 
 
 def small_mlp(width: int = 32) -> eqx.nn.MLP:
-    """Three layers, from and to 4 features."""
+    """Return an MLP of three layers, with 4 inputs and 4 outputs."""
     return eqx.nn.MLP(4, 4, width, depth=2, key=jr.key(0))
 
 
 def mean_squared_error(model: Callable[..., Array], x: Array, y: Array) -> Array:
-    """The loss of a batch."""
+    """Return the mean squared error of a batch."""
     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
 
 def training_step(
     optimizer: optax.GradientTransformation, loss: LossFn = mean_squared_error
 ) -> Callable[..., Any]:
-    """A step `(model, opt_state, x, y) -> (model, opt_state, loss)`."""
+    """Return a training step `(model, opt_state, x, y) -> (model, opt_state, loss)`."""
 
     def step(model: Any, opt_state: Any, x: Array, y: Array) -> tuple[Any, Any, Array]:
         out, gradients = eqx.filter_value_and_grad(loss)(model, x, y)
@@ -69,7 +69,7 @@ class Block(eqx.Module):
         self.heads = heads
 
     def __call__(self, x: Array) -> Array:
-        """From and to (length, width)."""
+        """Take and return an array of shape (length, width)."""
         q, k, v = jnp.split(jax.vmap(self.qkv)(jax.vmap(self.norm1)(x)), 3, axis=-1)
         x = x + jax.vmap(self.project)(attention(q, k, v, self.heads))
         hidden = jax.nn.gelu(jax.vmap(self.up)(jax.vmap(self.norm2)(x)))
@@ -77,13 +77,13 @@ class Block(eqx.Module):
 
 
 def attention(q: Array, k: Array, v: Array, heads: int) -> Array:
-    """Multi-head attention over (length, width)."""
+    """Apply multi-head attention to arrays of shape (length, width)."""
     q, k, v = (a.reshape(a.shape[0], heads, -1) for a in (q, k, v))
     return jax.nn.dot_product_attention(q, k, v).reshape(q.shape[0], -1)
 
 
 class Transformer(eqx.Module):
-    """Twelve blocks: 85 Modules and 144 arrays."""
+    """A stack of blocks; by default 12, with 85 Modules and 144 arrays in all."""
 
     blocks: list[Block]
 
@@ -93,14 +93,14 @@ class Transformer(eqx.Module):
         self.blocks = [Block(width, heads, key=k) for k in jr.split(key, depth)]
 
     def __call__(self, x: Array) -> Array:
-        """From and to (length, width)."""
+        """Take and return an array of shape (length, width)."""
         for block in self.blocks:
             x = block(x)
         return x
 
 
 class ConvNet(eqx.Module):
-    """Two convolutions with BatchNorm, averaged over the image; one image at a time."""
+    """Two convolutions with BatchNorm, averaged over the image. It takes one image at a time."""
 
     conv1: eqx.nn.Conv2d
     conv2: eqx.nn.Conv2d
@@ -117,21 +117,21 @@ class ConvNet(eqx.Module):
         self.head = eqx.nn.Linear(8, 10, key=keys[2])
 
     def __call__(self, x: Array, state: eqx.nn.State) -> tuple[Array, eqx.nn.State]:
-        """From (1, height, width) to 10 logits."""
+        """Take an image of shape (1, height, width), and return 10 logits."""
         x, state = self.norm1(self.conv1(x), state)
         x, state = self.norm2(self.conv2(jax.nn.relu(x)), state)
         return self.head(jnp.mean(jax.nn.relu(x), axis=(1, 2))), state
 
 
 def batch_forward(model: ConvNet, state: eqx.nn.State, images: Array) -> tuple[eqx.nn.State, Array]:
-    """A batch through a model with state, in training mode."""
+    """Call a model with state on a batch, in training mode."""
     batched = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
     logits, state = batched(images, state)
     return state, logits
 
 
 def small_conv_net(*, key: PRNGKeyArray) -> eqx.nn.Sequential:
-    """Two convolutions and a linear layer, from (1, 8, 8) to 10 logits."""
+    """Return two convolutions and a linear layer, from shape (1, 8, 8) to 10 logits."""
     keys = jr.split(key, 3)
     return eqx.nn.Sequential(
         [
@@ -146,7 +146,7 @@ def small_conv_net(*, key: PRNGKeyArray) -> eqx.nn.Sequential:
 
 
 class Recurrent(eqx.Module):
-    """A GRU over a sequence, and a linear layer on its last state."""
+    """A GRU over a sequence, followed by a linear layer on its last state."""
 
     cell: eqx.nn.GRUCell
     head: eqx.nn.Linear
@@ -157,7 +157,7 @@ class Recurrent(eqx.Module):
         self.head = eqx.nn.Linear(width, outputs, key=keys[1])
 
     def __call__(self, xs: Array) -> Array:
-        """From (length, inputs) to the outputs."""
+        """Take a sequence of shape (length, inputs), and return the outputs."""
         start = jnp.zeros(self.cell.hidden_size)
         last, _ = jax.lax.scan(lambda h, x: (self.cell(x, h), None), start, xs)
         return self.head(last)
@@ -177,12 +177,12 @@ class DropoutNet(eqx.Module):
         self.last = eqx.nn.Linear(width, 4, key=keys[1])
 
     def __call__(self, x: Array, key: PRNGKeyArray) -> Array:
-        """From and to 4 features."""
+        """Take and return 4 features."""
         return self.last(self.dropout(jax.nn.relu(self.first(x)), key=key))
 
 
 class Affine(eqx.Module):
-    """What a tree of arrays is made of, beside lists and dicts."""
+    """The Module in the trees of `tree_of`."""
 
     weight: Any
     bias: Any
@@ -190,10 +190,11 @@ class Affine(eqx.Module):
 
 
 def tree_of(leaves: int) -> Any:
-    """A nested tree with so many scalar arrays, all different, at most ten to a container.
+    """Return a nested tree with this many scalar arrays, all different.
 
-    Levels alternate between lists and dicts of ten; at the bottom each two leaves make a Module,
-    as a weight and a bias would. 1,000 leaves: 500 Modules in 111 containers, four levels deep.
+    Levels alternate between dicts and lists with at most ten children. At the bottom, two leaves
+    form a Module, as a weight and a bias would. A tree of 1,000 leaves has 500 Modules in 111
+    containers, and is four levels deep.
     """
     values = iter(jnp.arange(leaves, dtype=jnp.float32))
 
@@ -213,6 +214,6 @@ def tree_of(leaves: int) -> Any:
 
 
 def sample_of(tree: Any) -> Array:
-    """The sum of ten leaves spread over the tree."""
+    """Return the sum of ten leaves spread over the tree."""
     leaves = jax.tree.leaves(tree)
     return sum(leaves[:: max(1, len(leaves) // 10)], start=jnp.zeros(()))

@@ -1,4 +1,4 @@
-"""The rows of `bench shapes`: one function, called with several shapes or dtypes."""
+"""The rows of `bench shapes`. In each row one function is called with several shapes or dtypes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32)
 
 @dataclass(frozen=True)
 class Row:
-    """Shapes that a function knows before others are traced.
+    """One row.
 
-    - `build`: the cases of so many shapes: those known, then others.
-    - `known`: how many shapes are.
+    - `build`: returns the cases of this many shapes, the known shapes first.
+    - `known`: how many shapes the function is warm with, before it is traced for the others.
     """
 
     build: Callable[[int], list[Cases]]
@@ -30,7 +30,7 @@ class Row:
 
 
 def _inputs(count: int) -> list[Array]:
-    """Batches of different sizes."""
+    """Return this many batches of different sizes."""
     return [jr.normal(jr.key(size), (size, 4)) for size in range(FIRST_BATCH, FIRST_BATCH + count)]
 
 
@@ -40,12 +40,12 @@ def _mlp_over(inputs: list[Array]) -> list[Cases]:
 
 
 def mlp(shapes: int) -> list[Cases]:
-    """An MLP of three layers."""
+    """Call an MLP of three layers on batches."""
     return _mlp_over(_inputs(shapes))
 
 
 def gru(shapes: int) -> list[Cases]:
-    """A GRU step on a batch, the hidden states fed back."""
+    """Take a GRU step on a batch. Each call gets the hidden states of the call before."""
     cell = eqx.nn.GRUCell(4, 32, key=jr.key(0))
 
     def step(cell: eqx.nn.GRUCell, x: Array, h: Array) -> Array:
@@ -56,7 +56,7 @@ def gru(shapes: int) -> list[Cases]:
 
 
 def training(shapes: int) -> list[Cases]:
-    """An adam step; model and optimizer state donated and fed back."""
+    """Take an adam step. Each call donates its model and optimizer state, and returns new ones."""
     model, optimizer = small_mlp(), optax.adam(1e-3)
     state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
     examples = [
@@ -67,14 +67,14 @@ def training(shapes: int) -> list[Cases]:
 
 
 def transformer(shapes: int) -> list[Cases]:
-    """A transformer of 12 small blocks: for first calls alone, as each trace takes seconds."""
+    """Call a transformer of 12 small blocks. `bench startup` alone uses it, as traces take long."""
     model = Transformer(key=jr.key(0))
     xs = [jnp.ones((FIRST_BATCH + i, 16)) for i in range(shapes)]
     return jitted_over(call, [{"model": model, "x": x} for x in xs])
 
 
 def dtypes(shapes: int) -> list[Cases]:
-    """An MLP, given a batch of each dtype; what else is traced has another size."""
+    """Call an MLP on a batch of each dtype. All further shapes are batches of other sizes."""
     first, *others = _inputs(1 + shapes - len(DTYPES))
     return _mlp_over([*((10 * first).astype(dtype) for dtype in DTYPES), *others])
 

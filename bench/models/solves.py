@@ -1,7 +1,7 @@
-"""Small solves by Diffrax, Optimistix and Lineax, which wrapped their functions at import.
+"""Small solves by Diffrax, Optimistix and Lineax, which wrap their functions by `filter_jit`.
 
-`eqx` and `eqxjit` are the same call, before and after `eqxjit.install()`. All can raise at runtime
-(`throw=True`), so that both wait for the computation.
+`eqx` and `eqxjit` are the same call, without and with `eqxjit.install()`. All programs can raise at
+runtime (`throw=True`), so both ways wait for the computation.
 """
 
 import dataclasses
@@ -72,10 +72,10 @@ SOLVES: Mapping[str, Callable[[], Solve]] = {
 
 
 def solve(name: str) -> Cases:
-    """A solve; the floor and `jax.jit` compile all of it, the others call the library.
+    """Return the cases of a solve.
 
-    All return what the library returns. The floor and `jax.jit` wait for one array of it, as a
-    program that can raise must be waited for.
+    `eqx` and `eqxjit` call the library, which jits a part of the solve. The floor and `jax.jit`
+    compile the whole solve. They wait for one of its outputs, because Equinox and eqxjit also wait.
     """
     fun, arguments, value = SOLVES[name]()
 

@@ -1,7 +1,7 @@
-"""The rows of `bench statics`: calls with the static values that programs pass.
+"""The rows of `bench statics`: calls with static values as real programs pass them.
 
-A row is a function from a `filter_jit` to a `Case`. The function to jit is made in there, for no
-other row.
+A row is a function that takes a `filter_jit` and returns a `Case`. It creates the function to jit,
+so that no two rows share a function.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ Row = Callable[[FilterJit], Case]
 
 
 class Configured(eqx.Module):
-    """A Module with a static value: the smallest that has one."""
+    """A Module with an array and a static value."""
 
     weight: jax.Array
     config: Any = eqx.field(static=True)
 
 
 def unflattened(weight: jax.Array, config: Any) -> Configured:
-    """A `Configured` as JAX makes one of a tree's leaves.
+    """Return a `Configured`, created as JAX does when it unflattens a tree.
 
-    Its constructor looks for arrays in what is static, which would be most of what is measured.
+    The constructor searches the static value for arrays, which would be most of the measured time.
     """
     model = object.__new__(Configured)
     object.__setattr__(model, "weight", weight)
@@ -43,7 +43,7 @@ def unflattened(weight: jax.Array, config: Any) -> Configured:
 
 @dataclasses.dataclass
 class Settings:
-    """A dataclass that can be changed, and holds what can be."""
+    """A mutable dataclass with mutable fields."""
 
     name: str
     rates: dict[str, float]
@@ -52,7 +52,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """A dataclass that can be hashed."""
+    """A frozen dataclass, which can be hashed."""
 
     name: str
     rate: float
@@ -60,7 +60,7 @@ class Frozen:
 
 
 class Mode(enum.Enum):
-    """The choices that a configuration leaves."""
+    """An enumeration, as configurations hold them."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
@@ -68,7 +68,7 @@ class Mode(enum.Enum):
 
 
 class Chain(eqx.Module):
-    """A tree as deep as it has links."""
+    """A Module that may hold another one."""
 
     weight: jax.Array
     rest: "Chain | None"
@@ -82,9 +82,9 @@ CHOICES = (*Mode, np.dtype("float32"), jnp.dtype("bfloat16"), jax.nn.relu, jax.n
 class Kind:
     """A kind of configuration.
 
-    - `make`: one of so many entries.
-    - `copy`: an equal one that is new, by as little work as that takes.
-    - `places`: where programs put it.
+    - `make`: returns a configuration with this many entries.
+    - `copy`: returns an equal copy, as fast as possible.
+    - `places`: where programs put such a configuration.
     """
 
     make: Callable[[int], Any]
@@ -97,7 +97,7 @@ def _rates(size: int) -> dict[str, float]:
 
 
 def _layers(size: int) -> dict[str, Any]:
-    """Nested: each layer is five entries."""
+    """Return nested dicts. Each layer counts as five entries."""
     layer = {"act": "relu", "dropout": 0.1, "bias": True}
     return {f"layer {i}": {**layer, "shape": [i, 3]} for i in range(size // 5)}
 
@@ -120,7 +120,7 @@ KINDS: Mapping[str, Kind] = {
     "dataclass": Kind(
         lambda size: Settings("name", _rates(size // 2), [*range(size // 2)]),
         lambda c: Settings(c.name, c.rates.copy(), c.sizes.copy()),
-        (IN_MODULE,),  # it has no hash
+        (IN_MODULE,),  # it can't be hashed, so it can't be an argument
     ),
     "frozen dataclass": Kind(
         lambda size: Frozen("name", 0.5, tuple(range(size))),
@@ -131,7 +131,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def _row(statement: str, make_fun: Callable[[], Callable[..., Any]], **names: Any) -> Row:
-    """A statement that calls `f`, which is made for it alone."""
+    """Return a row for a statement that calls `f`, which is a new function in each row."""
     target = statement.partition(" = ")[0].rpartition(": ")[2]
 
     def build(filter_jit: FilterJit) -> Case:
@@ -154,7 +154,7 @@ def _ignored() -> Callable[..., Any]:
 
 
 def same(kind: Kind, place: str, size: int) -> Row:
-    """The same objects in each call."""
+    """Pass the same configuration in each call."""
     config = kind.make(size)
     if place == IN_MODULE:
         model = Configured(jnp.ones(3), config)
@@ -163,7 +163,7 @@ def same(kind: Kind, place: str, size: int) -> Row:
 
 
 def recreated(kind: Kind, place: str, size: int) -> Row:
-    """Equal objects that each call recreates."""
+    """Pass an equal copy of the configuration in each call."""
     names = {"copy": kind.copy, "config": kind.make(size), "x": jnp.ones(3)}
     if place == IN_MODULE:
         names |= {"made": unflattened, "weight": jnp.ones(3)}
@@ -172,29 +172,29 @@ def recreated(kind: Kind, place: str, size: int) -> Row:
 
 
 def in_and_out(size: int) -> Row:
-    """A Module with a static dict, fed into the next call."""
+    """Pass a Module with a static dict that the call before returned."""
     model = Configured(jnp.ones(3), _rates(size))
     return _row("model = f(model, x)", _stepped, model=model, x=jnp.ones(3))
 
 
 def passed(tree: Any) -> Row:
-    """An argument of which nothing is used."""
+    """Pass an argument that the function doesn't use."""
     return _row("out = f(tree, x)", _ignored, tree=tree, x=jnp.ones(3))
 
 
 def in_turn(values: list[Any], make_fun: Callable[[], Callable[..., Any]], x: jax.Array) -> Row:
-    """Arguments of different structures, called in turn."""
+    """Pass arguments of different structures in turn."""
     return _row("for value in values: out = f(value, x)", make_fun, values=values, x=x)
 
 
 def models_in_turn(count: int) -> Row:
-    """Models whose layers have other widths."""
+    """Pass models of different widths in turn."""
     models = [_mlp(width) for width in range(1, count + 1)]
     return in_turn(models, lambda: lambda model, x: batched(model, x), jnp.ones((3, 2)))
 
 
 def _mlp(width: int) -> Any:
-    """Of ones, by way of NumPy: to draw weights of each width would be compiled."""
+    """Return an MLP whose weights are ones. Random weights would be compiled for each width."""
     model = eqx.filter_eval_shape(eqx.nn.MLP, 2, 2, width, 1, key=jr.key(0))
     is_array = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
     return jax.tree.map(
@@ -203,12 +203,12 @@ def _mlp(width: int) -> Any:
 
 
 def modules_in_turn(count: int) -> Row:
-    """Modules that differ in a static number."""
+    """Pass Modules that differ in a static number in turn."""
     return in_turn([Configured(jnp.ones(3), n) for n in range(count)], _scaled, jnp.ones(3))
 
 
 def numbers_in_turn(count: int) -> Row:
-    """A static number as an argument."""
+    """Pass different static numbers in turn."""
     return in_turn([*range(count)], lambda: lambda n, x: x + n, jnp.ones(3))
 
 
@@ -228,36 +228,36 @@ def _in_dict(tree: Any) -> dict[str, Any]:
 
 
 def layers(configs: list[Any]) -> Row:
-    """A list of Modules, each with a static value."""
+    """Pass a list of Modules, each with a static value."""
     return passed([Configured(jnp.ones(()), config) for config in configs])
 
 
 def bound(size: int) -> Row:
-    """A model in the wrapped function itself, with a static dict."""
+    """Call a wrapped partial that holds a model with a static dict."""
     model = Configured(jnp.ones(3), _rates(size))
     return _row("out = f(x)", lambda: eqx.Partial(_scaled(), model), x=jnp.ones(3))
 
 
 def _nnx(layers: int) -> Any:
-    """A flax model as its functional API has it: a `GraphDef`, which is static, and a `State`."""
+    """Return the two parts of a Flax NNX model: a `GraphDef`, which is static, and a `State`."""
     from flax import nnx
 
     return nnx.split(nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0)) for _ in range(layers)]))
 
 
 def graphdef(layers: int) -> Row:
-    """The static part of a flax model."""
+    """Pass the static part of a Flax NNX model."""
     return passed(_nnx(layers)[0])
 
 
 def nnx_state(leaves: int) -> Row:
-    """The arrays of a flax model: two in each layer."""
+    """Pass the `State` of a Flax NNX model, which has two arrays in each layer."""
     return passed(_nnx(leaves // 2)[1])
 
 
 SIZES, IN_TURN, DEPTHS = (5, 50, 1_000), (2, 8, 24, 64), (10, 100)
 
-# What costs against its size.
+# Series of rows that differ only in size: a function that returns the row of a size, and the sizes.
 _SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     **{
         f"{name} {place}{suffix}": (functools.partial(row, kind, place), SIZES)
@@ -276,7 +276,7 @@ _SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     "depth of dicts": (lambda depth: passed(_deep(depth, _in_dict)), DEPTHS),
 }
 
-#: What makes each row when it is timed: some take seconds.
+#: A function that builds each row. Rows are built when they are timed, because some take seconds.
 ROWS: Mapping[str, Callable[[], Row]] = {
     **{
         f"{series}: {size:,}": functools.partial(make, size)
@@ -286,7 +286,7 @@ ROWS: Mapping[str, Callable[[], Row]] = {
     "one dict of 50 in 50 layers": lambda: layers([_rates(50)] * 50),
     "a dict of 20 in each of 50 layers": lambda: layers([_rates(20) for _ in range(50)]),
     "a bound model with a dict of 50": lambda: bound(50),
-    "a text, recreated": lambda: _row(
+    "a string, recreated": lambda: _row(
         "out = f(' '.join(words), x)", _ignored, words=["a", "mode"], x=jnp.ones(3)
     ),
     "20 NumPy arrays": lambda: passed([np.ones(3) for _ in range(20)]),

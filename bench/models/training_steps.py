@@ -1,4 +1,4 @@
-"""A step of training, written in every way that `bench training` compares."""
+"""The ways to write a training step that `bench training` compares."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,16 @@ from ..harness.competitors import Cases, jitted
 from ..harness.measure import Case
 from .training_tasks import Task
 
-SCANNED = 10
+SCANNED = 10  # steps in one call of the way "scan"
 OUTPUTS = ("carry", "loss")
 DONATE = "all-except-first"
 
 
 def step_of(task: Task) -> Callable[..., Any]:
-    """A step `(batch, carry) -> (carry, loss)`; the model and its state may be packed."""
+    """Return a step `(batch, carry) -> (carry, loss)`.
+
+    The carry holds the model, its state and the optimizer state. All may be packed.
+    """
 
     def step(batch: Any, carry: Any) -> Any:
         model, state, opt_state = carry
@@ -41,12 +44,12 @@ def _unpacked(tree: Any) -> Any:
 
 
 def carry_of(task: Task, model: Any) -> Any:
-    """What a step is given beside the batch: model, state and optimizer state."""
+    """Return the first carry of a step: the model, its state and the optimizer state."""
     return (model, task.state, task.optimizer.init(eqx.filter(model, eqx.is_inexact_array)))
 
 
 def scanned_step_of(task: Task) -> Callable[..., Any]:
-    """Several steps on trees by `jax.lax.scan`, given their batches."""
+    """Return a function that takes stacked batches, and scans over their steps."""
     step = step_of(task)
 
     def steps(batch: Any, carry: Any) -> Any:
@@ -63,7 +66,7 @@ def scanned_step_of(task: Task) -> Callable[..., Any]:
 
 
 def ways(task: Task) -> Cases:
-    """Make the step in each way, with functions that are jitted for it alone."""
+    """Return the case of each way. Each way jits its own function."""
     carry = carry_of(task, task.model)
     params, _, opt_state = carry_of(task, eqxjit.pack(task.model, optimizer=None))
     state = None if task.state is None else eqxjit.pack(task.state, optimizer=None)

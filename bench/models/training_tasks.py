@@ -1,4 +1,4 @@
-"""The tasks of `bench training`: what is trained, by which optimizer, on which batch."""
+"""The tasks of `bench training`: models with their optimizers and batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,13 @@ from .networks import ConvNet, Recurrent, Transformer, batch_forward, mean_squar
 
 @dataclass(frozen=True)
 class Task:
-    """A model in training.
+    """A model to train.
 
+    - `model`: the model.
+    - `optimizer`: its optimizer.
     - `loss`: `loss(model, state, *batch)` returns the loss and the new state.
-    - `state`: what is carried along with the model, but not differentiated.
+    - `batch`: the arrays that each step gets.
+    - `state`: the state of the model, such as BatchNorm's, which isn't differentiated.
     """
 
     model: Any
@@ -39,14 +42,14 @@ def _mlp_task(depth: int, width: int, optimizer: optax.GradientTransformation) -
 
 
 def gru() -> Task:
-    """A GRU of width 32 over 16 steps with rmsprop, a batch of 4."""
+    """Return a GRU of width 32 over 16 time steps, with rmsprop and a batch of 4."""
     x = jr.normal(jr.key(1), (4, 16, 4))
     batch = (x, jnp.sin(x[:, -1]))
     return Task(Recurrent(4, 32, 4, key=jr.key(0)), optax.rmsprop(1e-3), _regression, batch)
 
 
 def conv_net() -> Task:
-    """Two convolutions with BatchNorm with adam, a batch of 4 images of 8 by 8."""
+    """Return a CNN with BatchNorm, with adam and a batch of 4 images of 8 by 8."""
     model, state = eqx.nn.make_with_state(ConvNet)(key=jr.key(0))
 
     def loss(
@@ -61,7 +64,7 @@ def conv_net() -> Task:
 
 
 def transformer() -> Task:
-    """A transformer of 12 small blocks with adamw, 8 tokens, a batch of 2: 434 arrays."""
+    """Return a transformer of 12 small blocks, with adamw and a batch of 2 by 8 tokens."""
     x = jr.normal(jr.key(1), (2, 8, 16))
     return Task(Transformer(key=jr.key(0)), optax.adamw(1e-3), _regression, (x, jnp.sin(x)))
 

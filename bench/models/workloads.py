@@ -1,4 +1,4 @@
-"""The workloads of `bench calls`: for each, the same work under every competitor."""
+"""The workloads of `bench calls`. Each has a case for each competitor."""
 
 import dataclasses
 import math
@@ -35,28 +35,37 @@ from .solves import SOLVES, solve
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """How to build the cases, and how to read their figures."""
+    """One workload.
 
-    group: str  # of those whose figures are read together
+    - `group`: the group of workloads over which means are taken.
+    - `build`: returns the case of each competitor.
+    - `calls`: how many calls one execution of the statement makes.
+    - `leaves`: how many leaves the tree has, for a workload that passes a tree.
+    - `devices`: how many virtual devices it needs. With several, the CPU time of the calling thread
+        is measured.
+    - `asynchronous`: whether it is dispatched asynchronously, as is JAX's default.
+    """
+
+    group: str
     build: Callable[[], Cases]
-    calls: int = 1  # in one statement
-    leaves: int | None = None  # of a tree workload
-    devices: int = 1  # virtual ones, to be timed by the CPU time of the calling thread
-    asynchronous: bool = False  # as JAX dispatches by default
+    calls: int = 1
+    leaves: int | None = None
+    devices: int = 1
+    asynchronous: bool = False
 
 
 def applied(model: Callable[[Any], Any], x: Array) -> Cases:
-    """A model on one example."""
+    """Call a model on one example."""
     return jitted(call, {"model": model, "x": x})
 
 
 def mlp(width: int) -> Cases:
-    """An MLP of three layers."""
+    """Call an MLP of three layers."""
     return applied(small_mlp(width), jnp.linspace(-1.0, 1.0, 4))
 
 
 def recurrent(cell: Any, state: Any) -> Cases:
-    """A step of a recurrent network, its state fed back."""
+    """Take a step of a recurrent network. Each call gets the state of the call before."""
     step = lambda cell, x, state: cell(x, state)  # noqa: E731
     arguments = {"cell": cell, "x": jnp.linspace(-1.0, 1.0, 4), "state": state}
     return jitted(step, arguments, ("state",))
@@ -76,14 +85,14 @@ def _training(
 
 
 def mlp_training(donate: str) -> Cases:
-    """An adam step on a batch of 8; model and optimizer state fed back."""
+    """Take an adam step on a batch of 8. Each call gets the results of the call before."""
     model, optimizer = small_mlp(), optax.adam(1e-3)
     x = jr.normal(jr.key(1), (8, 4))
     return _training(model, optimizer, x, jnp.sin(x), donate)
 
 
 def conv_net() -> Cases:
-    """A CNN with BatchNorm in training mode on a batch of 4 images; `eqx.nn.State` fed back."""
+    """Call a CNN with BatchNorm in training mode on 4 images, with the state of the call before."""
     model, state = eqx.nn.make_with_state(ConvNet)(key=jr.key(0))
     images = jr.normal(jr.key(1), (4, 1, 8, 8))
     arguments = {"model": model, "state": state, "images": images}
@@ -91,19 +100,19 @@ def conv_net() -> Cases:
 
 
 def transformer_training() -> Cases:
-    """An adamw step of a transformer of 12 small blocks on a batch of 2."""
+    """Take an adamw step of a transformer of 12 small blocks on a batch of 2."""
     model, optimizer = Transformer(key=jr.key(0)), optax.adamw(1e-3)
     x = jr.normal(jr.key(1), (2, 8, 16))
     return _training(model, optimizer, x, jnp.sin(x))
 
 
 def _styled(make: Callable[[FilterJit], Case], floors: Cases) -> Cases:
-    """Add a call as users write it under both `filter_jit` to the floor and `jax.jit`."""
+    """Replace the cases of both `filter_jit`s by calls in another style."""
     return floors | {name: make(filter_jit) for name, filter_jit in FILTER_JITS.items()}
 
 
 def bound_model() -> Cases:
-    """`filter_jit(model)(x)`; the floor and `jax.jit` are given the arrays of the model."""
+    """Call `filter_jit(model)(x)`. The floor and `jax.jit` get the model as an argument."""
     model, x = small_mlp(), jnp.linspace(-1.0, 1.0, 4)
 
     def bound(filter_jit: FilterJit) -> Case:
@@ -114,7 +123,7 @@ def bound_model() -> Cases:
 
 
 def method() -> Cases:
-    """`model.step(x)`, a decorated method."""
+    """Call a decorated method, `model.step(x)`."""
     mlp, x = small_mlp(), jnp.linspace(-1.0, 1.0, 4)
 
     def decorated(filter_jit: FilterJit) -> Case:
@@ -132,7 +141,7 @@ def method() -> Cases:
 
 
 def keywords() -> Cases:
-    """`f(model, x=x, shift=shift)`, a default left alone."""
+    """Call `f(model, x=x, shift=shift)`, and leave out a parameter with a default."""
 
     def shifted(model: eqx.nn.MLP, x: Array, shift: Array, scale: float = 2.0) -> Array:
         return scale * model(x) + shift
@@ -142,7 +151,7 @@ def keywords() -> Cases:
 
 
 def star_arguments() -> Cases:
-    """`f(model, *xs)`; the floor and `jax.jit` are given one tuple instead."""
+    """Call `f(model, *xs)`. The floor and `jax.jit` get a tuple instead of `*xs`."""
     model, xs = small_mlp(), tuple(jnp.full(4, float(i)) for i in range(3))
 
     def summed(model: eqx.nn.MLP, *xs: Array) -> Array:
@@ -157,7 +166,10 @@ def star_arguments() -> Cases:
 
 
 def alternating() -> Cases:
-    """Training and evaluation structures in turn, through one function; floor and jit have two."""
+    """Call one function with the training and the inference structure of a model in turn.
+
+    The floor and `jax.jit` have a function for each structure.
+    """
     train, key = DropoutNet(key=jr.key(0)), jr.key(1)
     test, x = eqx.nn.inference_mode(train), jnp.linspace(-1.0, 1.0, 4)
     on_train = lambda train, x, key: train(x, key)  # noqa: E731
@@ -174,25 +186,26 @@ def alternating() -> Cases:
 
 
 def tree_in(leaves: int) -> Cases:
-    """All leaves are handed to XLA; ten are added up, so that the computation costs nothing."""
+    """Pass a tree whose leaves all reach XLA. Only ten are added up, so computing costs little."""
     return jitted(sample_of, {"tree": tree_of(leaves)}, keep_unused=True)
 
 
 def tree_in_and_out(leaves: int) -> Cases:
-    """Every leaf in, every leaf out."""
+    """Pass a tree, and return a tree with the same number of leaves."""
     incremented = lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree)  # noqa: E731
     return jitted(incremented, {"tree": tree_of(leaves)})
 
 
 def selu_million() -> Cases:
-    """One million elements."""
+    """Apply `selu` to one million elements."""
     return jitted(jax.nn.selu, {"x": jr.normal(jr.key(0), (1_000_000,))})
 
 
 def sharded(devices: int) -> Cases:
-    """The MLP on a batch that is split over so many devices, its weights on each.
+    """Call the MLP on a batch that is split over this many devices, with its weights on each.
 
-    Nothing but dispatch grows with the devices: each computes one example, and tells no other.
+    Each device computes one example, without communication. So only the cost of dispatch grows with
+    the number of devices.
     """
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), "batch")
     everywhere, by_batch = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ([], ["batch"]))
@@ -202,9 +215,9 @@ def sharded(devices: int) -> Cases:
 
 
 def numpy_batches(examples: int, host_work: float) -> Cases:
-    """A step of training on batches of NumPy, after seconds of work on the host.
+    """Take a training step on a NumPy batch, after `host_work` seconds of work on the host.
 
-    `asarray` is eqxjit's, with the batch made JAX's before.
+    The competitor `asarray` is eqxjit with a batch that `jnp.asarray` converts first.
     """
     model = eqx.nn.MLP(784, 10, 64, depth=1, key=jr.key(0))
     x = np.random.default_rng(0).standard_normal((examples, 784), np.float32)
@@ -223,7 +236,7 @@ def numpy_batches(examples: int, host_work: float) -> Cases:
 
 
 def _in_memory(shape: tuple[int, ...], offset: int = 0) -> np.ndarray:
-    """Ones in memory that begins so many bytes after a multiple of 64."""
+    """Return an array of ones whose memory begins `offset` bytes after a multiple of 64."""
     n_bytes = 4 * math.prod(shape)
     memory = np.empty(n_bytes + 128, np.uint8)
     start = -memory.ctypes.data % 64 + offset
@@ -241,12 +254,12 @@ def _mean(arrays: list[Array]) -> Array:
 
 
 def numpy_inputs(fun: Callable[[list[Array]], Array], arrays: Callable[[], Sequence[Any]]) -> Cases:
-    """A call on NumPy arrays, whose result is waited for."""
+    """Call a function on NumPy arrays."""
     return jitted(fun, {"arrays": arrays()})
 
 
 def eager(transformation: Callable[..., Any], statement: str) -> Cases:
-    """A transformation of the jitted function that isn't jitted itself: it runs on each call."""
+    """Transform a jitted function outside of any jit, so that JAX transforms it in each call."""
     model, x = small_mlp(), jr.normal(jr.key(1), (8, 4))
     total = lambda model, x: jnp.sum(model(x))  # noqa: E731
     names = {way: case.names() for way, case in jitted(total, {"model": model, "x": x[0]}).items()}
@@ -264,7 +277,7 @@ def eager(transformation: Callable[..., Any], statement: str) -> Cases:
 SIZES = (10, 100, 1_000, 10_000)
 BATCHES = {"16 KB": (5, 0.0005), "400 KB": (128, 0.002), "10 MB": (3_200, 0.02)}
 
-# XLA reads in place what is aligned by 64 bytes, and NumPy aligns by 16.
+# XLA reads an array in place if its memory is aligned by 64 bytes. NumPy aligns by 16.
 NUMPY_INPUTS: dict[str, tuple[Callable[[list[Array]], Array], Callable[[], Sequence[Any]]]] = {
     "1,000 arrays of 3 numbers": (_first, lambda: [np.ones(3, np.float32) for _ in range(1_000)]),
     "100 scalars": (_mean, lambda: [np.float32(i) for i in range(100)]),

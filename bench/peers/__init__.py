@@ -1,1 +1,1 @@
-"""The models of `bench latency` under other packages: heavy ones, in the extra `peers`."""
+"""The models of `bench latency` in other packages, which the extra `peers` installs."""

@@ -1,4 +1,4 @@
-"""The models of `bench latency` under ONNX Runtime, exported by PyTorch."""
+"""Runs the models of `bench latency` in ONNX Runtime, after an export by PyTorch."""
 
 import io
 import logging
@@ -18,7 +18,7 @@ for exporter in ("onnxscript", "onnx_ir"):
 
 
 def onnx_runtime(fixed: FixedModel) -> Case:
-    """On one thread with all graph optimisations; NumPy in and out."""
+    """Call the model on one thread, with all graph optimisations and with NumPy arrays."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

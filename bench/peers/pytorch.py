@@ -1,4 +1,4 @@
-"""The models of `bench latency` under PyTorch: eager, TorchScript, Inductor."""
+"""Runs the models of `bench latency` in PyTorch: eager, by TorchScript and by Inductor."""
 
 import logging
 import warnings
@@ -14,25 +14,25 @@ from .pytorch_models import torch_model
 torch.set_num_threads(1)
 logging.getLogger("torch").setLevel(logging.ERROR)
 
-# What PyTorch's own advice for latency is: calls are timed within.
+# Calls are timed in this context, as PyTorch recommends for inference.
 surroundings = torch.inference_mode
 
 
 def eager(fixed: FixedModel) -> Case:
-    """As the model is written."""
+    """Call the model without compiling it."""
     return _case(fixed, torch_model(fixed.model))
 
 
 def jit_freeze(fixed: FixedModel) -> Case:
-    """Traced to TorchScript, the weights made constants of it."""
+    """Call the model traced to TorchScript, with its weights as constants."""
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore", FutureWarning)  # It prefers torch.compile by now.
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch now prefers torch.compile.
         traced = torch.jit.trace(torch_model(fixed.model), torch_input(fixed))
         return _case(fixed, torch.jit.freeze(traced))
 
 
 def compiled(fixed: FixedModel) -> Case:
-    """Compiled by Inductor, which needs a C++ compiler, for this shape alone."""
+    """Call the model compiled for this shape by Inductor, which needs a C++ compiler."""
     model: Any = torch.compile(torch_model(fixed.model), dynamic=False)
     with torch.inference_mode():
         model(torch_input(fixed))
@@ -40,7 +40,7 @@ def compiled(fixed: FixedModel) -> Case:
 
 
 def torch_input(fixed: FixedModel) -> torch.Tensor:
-    """The input of the model's next call."""
+    """Return the input of the model's next call."""
     return torch.tensor(np.asarray(fixed.x))
 
 

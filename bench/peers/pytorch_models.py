@@ -1,4 +1,4 @@
-"""The models of `bench latency` in PyTorch, made of the Equinox models' own weights."""
+"""Translates the models of `bench latency` to PyTorch, with the same weights."""
 
 import functools
 from typing import Any
@@ -17,12 +17,12 @@ from ..models.networks import Block, Transformer
 
 @functools.singledispatch
 def torch_model(model: Any) -> nn.Module:
-    """The same model with the same weights, for inference."""
+    """Return the same model in PyTorch, with the same weights, for inference."""
     raise TypeError(f"no PyTorch model is known for {type(model).__name__}")
 
 
 def _filled(module: nn.Module, **arrays: Any) -> Any:
-    """The module with these parameters, frozen."""
+    """Set these parameters of a module, and return it for inference."""
     with torch.no_grad():
         for name, array in arrays.items():
             parameter = getattr(module, name)
@@ -67,12 +67,12 @@ def _(model: eqx.nn.MLP) -> nn.Module:
 
 
 class _TorchGRUStep(nn.Module):
-    """A GRU step whose other input stays."""
+    """A GRU step with a fixed input, from hidden state to hidden state."""
 
     def __init__(self, step: GRUStep) -> None:
         super().__init__()
         cell = step.cell
-        # Equinox has no bias on the hidden side but for the candidate.
+        # PyTorch has a hidden bias for each gate, and Equinox only for the candidate state.
         hidden_bias = np.zeros(3 * cell.hidden_size, np.float32)
         hidden_bias[2 * cell.hidden_size :] = cell.bias_n
         self.cell = _filled(

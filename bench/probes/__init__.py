@@ -1,1 +1,1 @@
-"""What runs in fresh processes, for what a process can do only once: they print figures."""
+"""Modules that the commands run in fresh processes. Each prints figures as JSON."""

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportOptionalSubscript=false
-"""Packages built on Equinox, at work: `python -m bench.probes.downstream PACKAGE SIDE`.
+"""Runs the workload of a package: `python -m bench.probes.downstream PACKAGE SIDE`.
 
-SIDE is "equinox", or "eqxjit", which installs itself first. Runs in an environment with the
-packages, and imports nothing else. Prints as JSON a digest of all results, errors included, and
-how many calls Equinox's own `filter_jit` has served.
+SIDE is "equinox" or "eqxjit", which calls `eqxjit.install()` first. The environment has the
+packages of `bench/downstream.txt`, and nothing else may be imported. Prints JSON: a digest of all
+results, errors included, and how many calls Equinox's own `filter_jit` has served.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _REPEATS = 4
 
 
 def quadax() -> Iterator[Any]:
-    """Integrals by each rule, over several limits, and their derivatives."""
+    """Integrate by each rule with several parameters, and differentiate an integral."""
     import quadax as package
 
     def integrand(x: Any, a: Any) -> Any:
@@ -40,7 +40,7 @@ def quadax() -> Iterator[Any]:
 
 
 def flowjax() -> Iterator[Any]:
-    """A flow, fitted to two moons, then sampled and evaluated."""
+    """Fit a normalising flow to points, evaluate densities, and sample."""
     from flowjax.distributions import Normal
     from flowjax.flows import masked_autoregressive_flow
     from flowjax.train import fit_to_data
@@ -59,7 +59,7 @@ def flowjax() -> Iterator[Any]:
 
 
 def distreqx() -> Iterator[Any]:
-    """Densities, samples and divergences under `equinox.filter_jit`."""
+    """Compute densities, samples and divergences under `equinox.filter_jit`."""
     from distreqx import bijectors, distributions
 
     @eqx.filter_jit
@@ -81,7 +81,7 @@ def distreqx() -> Iterator[Any]:
 
 
 def dlux() -> Iterator[Any]:
-    """A telescope's point spread function, and its derivative by the aberrations."""
+    """Compute a telescope's images for several aberrations."""
     import dLux as package
     import dLux.utils as utils
 
@@ -102,7 +102,7 @@ def dlux() -> Iterator[Any]:
 
 
 def quax() -> Iterator[Any]:
-    """Low-rank adaptation of a layer, trained."""
+    """Train a low-rank adaptation of an MLP."""
     import quax as package
     from quax.examples import lora
 
@@ -122,7 +122,7 @@ def quax() -> Iterator[Any]:
 
 
 def diffrax() -> Iterator[Any]:
-    """A neural differential equation, trained, and solves by several solvers."""
+    """Train a neural differential equation, and solve it by several solvers. One solve fails."""
     import diffrax as package
     import optax
 
@@ -164,7 +164,7 @@ def diffrax() -> Iterator[Any]:
 
 
 def optimistix() -> Iterator[Any]:
-    """Root finding, least squares and minimisation, one of which doesn't converge."""
+    """Solve least squares, find roots and minimise. One root search doesn't converge."""
     import optimistix as package
 
     def residual(y: Any, args: Any) -> Any:
@@ -187,7 +187,7 @@ def optimistix() -> Iterator[Any]:
 
 
 def lineax() -> Iterator[Any]:
-    """Linear solves by each solver, one of them singular."""
+    """Solve linear equations by several solvers. One operator is singular."""
     import lineax as package
 
     for i in range(_REPEATS):
@@ -215,7 +215,7 @@ WORK: dict[str, Callable[[], Iterator[Any]]] = {
 def run(work: Callable[[], Iterator[Any]]) -> tuple[str, int]:
     """Return a digest of all results, and how many calls Equinox's own wrapper has served.
 
-    Of each array the digest has the last bit, of the rest the text.
+    The digest includes all bits of arrays, and the `repr` of numbers, strings and bools.
     """
     state = hashlib.sha256()
     n_calls = 0
@@ -241,12 +241,12 @@ def run(work: Callable[[], Iterator[Any]]) -> tuple[str, int]:
 
 
 def main(package: str, side: str) -> dict[str, Any]:
-    """Run a package's work cold and warm."""
+    """Run a package's workload twice, cold and warm."""
     if side == "eqxjit":
         import eqxjit
 
         eqxjit.install()
-    # Of the warm run, which has no calls within traces.
+    # The warm run's calls count, because it has no calls within traces.
     (first, _), (again, n_calls) = run(WORK[package]), run(WORK[package])
     return {"digests": [first, again], "calls": n_calls}
 

@@ -1,7 +1,7 @@
-"""Equinox's own examples, at a small size and on made-up data: each yields its losses.
+"""Equinox's own examples, condensed. Each yields its losses.
 
-After https://docs.kidger.site/equinox: the same kinds of models and steps, under
-`equinox.filter_jit`.
+The models and steps follow the examples of https://docs.kidger.site/equinox, but are small and run
+on random data.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def _cross_entropy(logits: Any, labels: Any) -> Any:
 
 
 def rnn() -> Iterator[Any]:
-    """Classify spirals by a GRU."""
+    """Classify sequences by a GRU."""
     xs = jr.normal(jr.key(1), (16, 8, 2))
     ys = (xs.sum((1, 2)) > 0).astype(jnp.float32)
 
@@ -98,7 +98,7 @@ def bert() -> Iterator[Any]:
     model = _Encoder(eqx.nn.Embedding(30, 8, key=keys[0]), 2, keys[1])
     tokens = jr.randint(jr.key(1), (8, 6), 0, 30)
     yield from _gradient_steps(model, _encoder_loss, tokens, jnp.arange(8) % 2, jr.key(2))
-    # And without dropout.
+    # Inference mode is without dropout.
     yield eqx.filter_jit(eqx.nn.inference_mode(model))(tokens[0], jr.key(0))
 
 
@@ -141,7 +141,7 @@ def score_based_diffusion() -> Iterator[Any]:
 
 
 def stateful() -> Iterator[Any]:
-    """Train a network with batch normalisation, whose state goes along."""
+    """Train a network with batch normalisation, which passes its state from step to step."""
     model, state = eqx.nn.make_with_state(ConvNet)(key=jr.key(0))
     images, labels = jr.normal(jr.key(1), (8, 1, 8, 8)), jnp.arange(8)
 
@@ -162,7 +162,7 @@ def stateful() -> Iterator[Any]:
 
 
 def parallelism() -> Iterator[Any]:
-    """Train on a batch that is sharded over all devices: eight, where the environment says so."""
+    """Train on a batch that is sharded over all devices; `bench downstream` sets eight."""
     mesh = jax.make_mesh(
         (jax.device_count(),), ("batch",), axis_types=(jax.sharding.AxisType.Auto,)
     )

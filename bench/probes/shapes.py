@@ -1,6 +1,7 @@
-"""One row of `bench shapes` in a process of its own: prints seconds a call.
+"""Times one row of `bench shapes`, and prints seconds per call as JSON.
 
-By column and competitor, for each shape those of each round.
+Each column ("first", "later", "older") has, by competitor, a list for each shape, with the time of
+each round.
 """
 
 import gc
@@ -14,13 +15,13 @@ from ..harness.competitors import Cases
 from ..harness.measure import Race, agree
 from ..models.shape_rows import ROWS
 
-WARMING = 12  # calls: enough for a specialised call of any row
-FIRST_CALLS = 3  # of each older shape, once another was traced
+WARMING = 12  # calls; enough for any row to take its fast path
+FIRST_CALLS = 3  # with each older shape after a new shape was traced
 
 
 def main(name: str, rounds: str, seconds: str) -> None:
     """Check that all competitors agree, and time them."""
-    # Otherwise a blocked call of a tiny model is dominated by a thread switch.
+    # With asynchronous dispatch, most of the time of a call of a tiny model is a thread switch.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
     row = ROWS[name]
@@ -40,13 +41,13 @@ def main(name: str, rounds: str, seconds: str) -> None:
 
 
 def _after_traces(older: list[Cases], others: list[Cases]) -> dict[str, list[list[float]]]:
-    """In each round another shape is traced, and the first calls of each older one are timed."""
+    """In each round trace a new shape, then time the first calls with each older shape."""
     samplers = {name: [cases[name].sampler() for cases in older] for name in others[0]}
     figures: dict[str, list[list[float]]] = {name: [[] for _ in older] for name in samplers}
     order = list(samplers)
     for newcomer in others:
         for name in order:
-            # A collection takes longer than a call, and chance would decide whose it falls into.
+            # Garbage collection takes longer than a call, and would be in one time by chance.
             gc.disable()
             newcomer[name].run(1)
             samples = [sample(FIRST_CALLS) for sample in samplers[name]]

@@ -1,6 +1,6 @@
-"""What `bench startup` runs in fresh processes: `python -m bench.probes.startup PROBE FILTER_JIT`.
+"""One probe of `bench startup`: `python -m bench.probes.startup PROBE COMPETITOR`.
 
-Each probe prints its figures, seconds by name, as JSON.
+Prints the seconds of each figure as JSON.
 """
 
 import gc
@@ -10,21 +10,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-Figures = dict[str, float]
+Figures = dict[str, float]  # seconds, by the name of the figure
 
 
 def seconds(action: Callable[[], Any]) -> float:
-    """How long the action takes."""
+    """Return how many seconds an action takes."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 def imports(name: str) -> Figures:
-    """Importing Equinox; and eqxjit, where Equinox is imported already.
+    """Import Equinox, and then eqxjit.
 
-    Without garbage collection, as `timeit` measures: importing Equinox leaves one about to come,
-    ten times as long as our import, and chance would decide in whose figure it falls.
+    Garbage collection is off, as in `timeit`. One is due soon after Equinox was imported. It takes
+    ten times as long as importing eqxjit, and would be in one of the figures by chance.
     """
     gc.disable()
     equinox = seconds(lambda: __import__("equinox"))
@@ -34,14 +34,15 @@ def imports(name: str) -> Figures:
 
 
 def _figures(name: str, examples: list[Any]) -> Figures:
-    """A call of the first of two cases, then one of the other, whose shape is new."""
+    """Time the first call of a function, and its first call with a new shape."""
     first, other = (cases[name].sampler() for cases in examples)
     return {"first call": first(1)[0], "new shape": other(1)[0]}
 
 
 def nested(name: str) -> Figures:
-    """Tracing a function that calls jitted functions: one a hundred times; fifty, each wrapped
-    and called once.
+    """Trace a function that calls jitted functions.
+
+    It calls one function a hundred times, or wraps and calls fifty new functions.
     """
     import jax
     import jax.numpy as jnp
@@ -65,7 +66,7 @@ def nested(name: str) -> Figures:
         for _ in range(50):
             yield filter_jit(lambda model, x: model(x))
 
-    trace([call])  # what JAX does once
+    trace([call])  # JAX does some work only in the first trace of a process
     trace([inner])
     return {
         "one function, 100 times": min(seconds(lambda: trace([inner] * 100)) for _ in range(5)),
@@ -74,7 +75,7 @@ def nested(name: str) -> Figures:
 
 
 def wide(kind: str, name: str) -> Figures:
-    """A tree of many leaves: the first call, and the first with another shape."""
+    """Time the first call on a tree of many leaves, and the first call with a new shape."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -108,7 +109,7 @@ def main(probe: str, name: str) -> Figures:
 
     from ..models import shape_rows
 
-    # So that a first call ends with its results.
+    # With synchronous dispatch a first call ends when its results are ready.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     rows = {
         "MLP": shape_rows.mlp,

@@ -1,7 +1,7 @@
-"""Ways to get two functions ready: `python -m bench.probes.ways_to_start MODEL WAY FOLDER`.
+"""One way to get two functions ready: `python -m bench.probes.ways_to_start MODEL WAY FOLDER`.
 
-A prediction and the gradient of a loss, each called once, in a fresh process. Prints seconds, by
-name, as JSON: until both have returned, and of each phase.
+The functions are a prediction and the gradient of a loss. Prints JSON: the seconds until both have
+been called once, and the seconds of each phase.
 """
 
 import concurrent.futures
@@ -39,7 +39,7 @@ def predict(model: Any, x: Any) -> Any:
 
 
 def gradient(model: Any, x: Any) -> Any:
-    """Return the gradient of a loss, as a list: a file takes no Modules."""
+    """Return the gradient of a loss, as a list, because a saved function can't return Modules."""
     return jax.tree.leaves(eqx.filter_grad(lambda model: jnp.mean(predict(model, x) ** 2))(model))
 
 
@@ -50,7 +50,7 @@ def main(name: str, way: str, folder: Path) -> dict[str, float]:
     jax.block_until_ready(eqx.filter((model, x), eqx.is_array))
     functions = {"predict": predict, "gradient": gradient}
     paths = {name: folder / f"{name}.eqxjit" for name in functions}
-    # What "loaded" needs: not timed.
+    # The way "loaded" needs these files. Saving isn't timed.
     if way == "save":
         for name, function in functions.items():
             eqxjit.freeze(function, model).save(paths[name], x)

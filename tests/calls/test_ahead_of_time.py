@@ -1,4 +1,4 @@
-"""`f.compile(*examples)`: the first call then traces and compiles nothing, wherever it is made."""
+"""`f.compile(*examples)`: after it, a first call in any thread traces and compiles nothing."""
 
 import collections
 import concurrent.futures
@@ -27,13 +27,13 @@ def _count(event, *_, **__):
 
 @pytest.fixture(autouse=True, scope="module")
 def counting():
-    """Counts what JAX traces, lowers and compiles, by its own account."""
-    # For good: not every release can unregister it.
+    """Count how often JAX traces, lowers and compiles, by JAX's own events."""
+    # It stays registered, because not every release of JAX can unregister a listener.
     jax.monitoring.register_event_duration_secs_listener(_count)
 
 
 def counted(action):
-    """What an action returns, and how often JAX traced, lowered or compiled meanwhile."""
+    """Return what an action returns, and how often JAX traced, lowered or compiled meanwhile."""
     before = _counts.total()
     result = action()
     return result, _counts.total() - before
@@ -78,7 +78,7 @@ CASES = {
 
 
 def copied(tree):
-    """Donated arrays are gone after a call."""
+    """Return a copy of the arguments, because a call deletes donated arrays."""
     return jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, tree)
 
 
@@ -93,7 +93,7 @@ def test_the_first_call_compiles_nothing(name, as_structs):
     if as_structs:
         examples = jax.tree.map(lambda leaf: struct(leaf) if eqx.is_array(leaf) else leaf, examples)
     program, n = counted(lambda: f.compile(*examples[0], **examples[1]))
-    assert n >= 2  # Lowered and compiled, at least.
+    assert n >= 2  # It was at least lowered and compiled.
     assert program.seconds > 0
     assert program.executable_bytes is None or program.executable_bytes > 0
     expected = None
@@ -148,7 +148,7 @@ def test_what_differs_is_traced():
 
 
 def test_several_at_once():
-    """The threads trace side by side: each waits for the other within its trace."""
+    """The threads trace at the same time, because each waits for the other within its trace."""
     together = threading.Barrier(2, timeout=60)
 
     def train(model, x):
@@ -168,7 +168,7 @@ def test_several_at_once():
 
 
 def test_compiling_serialises_nothing_until_the_size_is_read(monkeypatch):
-    """The constants of an executable may take much memory, and would be copied."""
+    """Serialising copies the constants of an executable, which may take much memory."""
     find, n_found = jax.stages.Compiled.runtime_executable, 0
 
     def runtime_executable(compiled):

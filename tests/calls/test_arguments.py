@@ -109,7 +109,7 @@ def test_arity_errors_name_the_users_function_and_parameter(call, message):
 
 
 def test_which_calls_are_the_same():
-    """By name, and in another order; but defaults aren't filled in."""
+    """Calls with keywords in a different order share a program. Defaults aren't filled in."""
     for fun, calls, traces in [
         (defaults, [((x, y), {}), ((x,), {"b": y}), ((), {"b": y, "a": x})], 1),
         (defaults, [((x,), {}), ((x, 10), {}), ((x, 10, 20.0), {})], 3),
@@ -137,7 +137,7 @@ def test_an_array_as_default_is_a_constant_of_the_program(filter_jit):
 
 
 def test_a_callable_without_a_signature_works():
-    """Upstream can't wrap it."""
+    """Equinox can't wrap such a callable."""
     for fun, args, kwargs in [(max, (3, 1, 2), {}), (dict, ({"k": x},), {"a": y, "b": 1})]:
         with pytest.raises(ValueError, match="signature"):
             eqx.filter_jit(fun)

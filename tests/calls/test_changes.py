@@ -22,12 +22,12 @@ from tests.support.sides import CALLS
 
 
 def read(tree):
-    """All that a program may depend on: the arrays, doubled, and the rest as it is."""
+    """Return all that a program may depend on: the arrays, doubled, and all other values."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf) * 2 if eqx.is_array(leaf) else leaf, tree)
 
 
 class Warm:
-    """A jitted function that is called until its specialised call serves, and the plain one."""
+    """A jitted function that was called until its fast path serves it, and the plain function."""
 
     def __init__(self, fun=read):
         self.fun = fun
@@ -54,7 +54,7 @@ class Layer(eqx.Module):
 
 
 class Text(str):
-    """Equals a plain text."""
+    """A string subclass that equals a plain string."""
 
 
 def layer(**fields):
@@ -117,14 +117,14 @@ DISTURBANCES = {
 
 
 def shown(model):
-    """All that a program can see of a Module; what is no field isn't part of the pytree."""
+    """Return the parts of a Module that a program can see. Only fields are part of the pytree."""
     names = [name for name in ("weight", "bias", "rate", "modes") if hasattr(model, name)]
     return type(model).__name__, names, str(vars(model).get("__doc__")), read(model.weight)
 
 
 @pytest.mark.parametrize("name", DISTURBANCES)
 def test_a_module_disturbed_in_place_is_seen(name):
-    """As upstream sees it, which rebuilds Modules from their fields."""
+    """The change is seen as by Equinox, which rebuilds Modules from their fields."""
     model, ours = layer(bias=jnp.ones(2), rate=0.1), Warm(shown)
     before = dict(vars(model))
     for _ in range(2):
@@ -173,7 +173,7 @@ CHANGES = {
 
 
 def everything(tree):
-    """As `read`, and the static fields in words: their objects are the caller's own."""
+    """Return what `read` returns, and the `repr` of static fields, which are the caller's own."""
     statics = [repr(node.modes) for node in [tree] if isinstance(node, Layer)]
     factories = [node.default_factory for node in [tree] if hasattr(node, "default_factory")]
     if isinstance(tree, Layer):
@@ -201,7 +201,7 @@ def test_a_container_changed_in_place_is_seen(name):
     change(container)
     warm.check(container, 1)
     warm(container, 1)
-    # And what was first is still served rightly.
+    # The first structure is still served correctly.
     warm.check(make(), 1)
 
 
@@ -217,7 +217,7 @@ HIDING_PLACES = {
 @pytest.mark.parametrize("make", [Own, Thawed, Frozen])
 @pytest.mark.parametrize("place", HIDING_PLACES)
 def test_a_static_object_changed_in_place_is_seen(make, place):
-    """Upstream returns what it was before: it finds the very same object (JAX 0.10.2)."""
+    """Equinox returns the old value, because it finds the very same object (JAX 0.10.2)."""
     if make is Own and place in ("a list in a static field", "a frozen dataclass"):
         pytest.skip("in a container, the very object counts as unchanged, as for `==`")
     put, get = HIDING_PLACES[place]
@@ -235,7 +235,7 @@ def test_a_static_object_changed_in_place_is_seen(make, place):
 
 
 def structures(n):
-    """Trees that differ in one thing each."""
+    """Return trees that each differ from the others in one thing."""
     kinds = [
         lambda i: [jnp.ones(2)] * (i + 1),
         lambda i: {"a": jnp.ones(2), f"k{i}": i},
@@ -264,7 +264,7 @@ def test_a_call_site_that_alternates_between_structures(n):
 
 @dataclasses.dataclass
 class Owned:
-    """Hashable by its content, and changeable."""
+    """A mutable object whose hash depends on its content."""
 
     content: list
 
@@ -284,7 +284,7 @@ RETURNED = {
 @pytest.mark.parametrize("calls", [1, CALLS])
 @pytest.mark.parametrize("kind", RETURNED)
 def test_a_returned_static_object_that_was_changed_by_its_owner(kind, calls):
-    """The copy in the key still fits a later one; the object of the traced call doesn't."""
+    """The copy in the key still equals a later object, but the traced call's object doesn't."""
     make, find = RETURNED[kind]
     f = eqxjit.filter_jit(lambda tree, x: (tree, x))
     first = make([1, 2])
@@ -297,7 +297,7 @@ def test_a_returned_static_object_that_was_changed_by_its_owner(kind, calls):
             tree, x = f(make([1, 2]), jnp.full(size, i))
             assert find(tree) == [1, 2]
             assert_same(x, jnp.full(size, i))
-    # And an output that its receiver changes.
+    # Here the receiver of an output changes the output.
     find(f(make([1, 2]), jnp.ones(2))[0]).append(3)
     for _ in range(CALLS):
         assert find(f(make([1, 2]), jnp.ones(2))[0]) == [1, 2]
@@ -317,7 +317,7 @@ NESTINGS = {
 
 @pytest.mark.parametrize("kind", NESTINGS)
 def test_deep_nestings(kind):
-    """In and out; and afterwards Python code may recurse as deep as before."""
+    """Deep trees can be passed and returned, and don't change how deep Python code may recurse."""
     before = recursion_left()
     warm = eqxjit.filter_jit(read)
     for depth in (150, 300):
@@ -348,7 +348,7 @@ NAMES = """
 )
 @pytest.mark.parametrize(("name", "default"), [("f", ""), ("out", "=None"), ("self", "=None")])
 def test_all_parameter_names_that_could_clash(before, after, default, name):
-    """One function that has them all."""
+    """One function has all these parameters."""
     variadic = re.findall(r"\w+", after)
     names = [each for each in NAMES.split() if each not in variadic]
     parameters = before + ", ".join(each + default for each in names) + after
@@ -372,7 +372,7 @@ def test_functions_and_classes_of_any_name(name):
         return x * n, kind
 
     fun.__name__ = fun.__qualname__ = name
-    # Python makes no class whose name has a NUL.
+    # Python can't create a class whose name contains a NUL.
     kind = type(Layer)(name.replace("\0", ""), (Layer,), {})
     f, of_class = eqxjit.filter_jit(fun), eqxjit.filter_jit(lambda odd: odd)
     for n in (1, 2):
@@ -403,7 +403,7 @@ TEXTS = ["a\nb\r\x0c", "# }", "'''", '"""', "{x}", "%s", "\\", "\0", "\udcff", "
 
 @pytest.mark.parametrize("text", [*TEXTS, None, ValueError("no")], ids=type)
 def test_static_values_whose_text_could_break_generated_code(text):
-    """Of a value, or of what its `repr` returns or raises."""
+    """The text is that of a value, or what its `repr` returns or raises."""
 
     class Loud:
         def __repr__(self):

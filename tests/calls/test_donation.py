@@ -33,7 +33,7 @@ class Layer(eqx.Module):
 
 
 def array(value=0.0, shape=(16,), dtype=jnp.float32):
-    """A buffer of its own, freshly made."""
+    """Return an array with a new buffer of its own."""
     return jax.block_until_ready(jnp.full(shape, value, dtype) + jnp.ones((), dtype))
 
 
@@ -63,7 +63,7 @@ WORKLOADS = {
 
 
 def pointer(leaf):
-    """Where the data of an array is."""
+    """Return the address of an array's data."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return leaf.unsafe_buffer_pointer()
@@ -74,7 +74,7 @@ def arrays(tree):
 
 
 def effects(f, args, kwargs):
-    """What a call returns, which arrays it deletes, and which output lies where an argument lay."""
+    """Return a call's result, the arrays that it deletes, and the outputs that reuse a buffer."""
     inputs = arrays((args, kwargs))
     before = {pointer(leaf): i for i, leaf in enumerate(inputs)}
     out = jax.block_until_ready(f(*args, **kwargs))
@@ -101,7 +101,7 @@ def test_what_is_deleted_and_what_is_reused(name, donate):
 @both
 @pytest.mark.parametrize("donate", DONATE)
 def test_the_arrays_of_the_function_are_donated(filter_jit, donate):
-    """With all but `"none"`, also where the first argument isn't; then it can't be called again."""
+    """This holds for all options but `"none"`. The function can't be called again then."""
     model, x, y = Layer(array()), array(1), array(2)
     f = filter_jit(
         eqx.Partial(lambda model, x, y: (model.weight + 1, x + 1, y + 1), model), donate=donate
@@ -157,7 +157,7 @@ def warned(f, *args):
 @both
 @pytest.mark.parametrize("donate", DONATE)
 def test_the_warning(filter_jit, donate):
-    """Shown for `"warn..."` once a compilation, hidden for `"all..."`."""
+    """The warning is shown once per compilation for `"warn..."`, and hidden for `"all..."`."""
     f = filter_jit(lambda a, b: a.sum() + b.sum(), donate=donate)
     shown = int(donate.startswith("warn"))
     for shape in [(16,), (2, 2)]:
@@ -179,7 +179,7 @@ EAGER = {
 @pytest.mark.parametrize("donate", ["all", "warn"])
 @pytest.mark.parametrize("kind", EAGER)
 def test_the_warning_of_a_transformation_in_a_warm_call(kind, donate, warm):
-    """Shown where upstream shows it, and nowhere else; a pullback runs outside of the call."""
+    """The warning is shown where Equinox shows it. A pullback runs outside of the call."""
     seen = []
     for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
         f = filter_jit(lambda a, n: a.sum() * n, donate=donate)
@@ -189,7 +189,7 @@ def test_the_warning_of_a_transformation_in_a_warm_call(kind, donate, warm):
 
 
 def test_the_warning_of_another_thread_is_shown():
-    """While one compiles what hides it; upstream hides it in all threads."""
+    """One thread hides the warning while it compiles. Equinox hides it in all threads."""
     hiding, hidden = threading.Event(), threading.Event()
 
     def slow(a):
@@ -229,7 +229,7 @@ def test_a_result_is_never_the_callers_own_array(filter_jit):
 
 @both
 def test_donating_under_another_jit(filter_jit):
-    """Tracers aren't deleted; the outer arguments belong to the caller."""
+    """Tracers aren't deleted, because the outer arguments belong to the caller."""
     f = filter_jit(lambda a: a + 1, donate="all")
     outer = filter_jit(lambda a: f(a) + f(a) + a)
     a = array()

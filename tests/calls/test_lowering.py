@@ -55,7 +55,7 @@ def test_a_compiled_function_returns_what_a_call_returns():
 
 @both
 def test_what_a_compiled_function_refuses(filter_jit):
-    """As JAX's own: it holds machine code, and there is nothing else that could be run."""
+    """It rejects what JAX's compiled functions reject, because it holds only machine code."""
     compiled = filter_jit(lambda x: x * 2).lower(X).compile()
     with jax.disable_jit(), pytest.raises(ValueError, match="Disable jit is not supported"):
         compiled(X)
@@ -84,7 +84,7 @@ def test_arguments_are_bound_as_in_a_call(filter_jit):
 
 
 def test_other_static_arguments_are_an_error():
-    """Upstream silently computes with those that it was lowered with."""
+    """Equinox silently computes with the static arguments that it was lowered with."""
     old, compiled = (
         f(run).lower(Scaled(X), X, 2).compile() for f in (eqx.filter_jit, eqxjit.filter_jit)
     )
@@ -146,7 +146,7 @@ def test_lowering_neither_runs_nor_donates(filter_jit):
 
 
 def test_bound_functions_and_methods():
-    """Through its class, an instance is an argument like the others."""
+    """If a method is called through its class, the instance is an ordinary argument."""
     bound = eqxjit.filter_jit(Scaled(X)).lower(X).compile()
     step = Stepping(X).step.lower(X, n=2).compile()
     of_class = Stepping.step.lower(Stepping(X), X, n=2).compile()
@@ -170,7 +170,7 @@ def test_the_program_is_named_as_upstreams(fun):
 
 
 def test_log_compiles_tells_the_name_once(caplog):
-    """A name for each static value and each shape, whatever eqxjit does behind it."""
+    """JAX logs the name once for each static value and each shape."""
 
     def logged(x, n):
         return x * n
@@ -235,7 +235,7 @@ def test_the_persistent_compilation_cache_hits_in_a_second_process(tmp_path):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    # Another seed, another order of sets; another module, other addresses.
+    # A different seed changes the order of sets, and another import changes addresses.
     other = PROGRAM.replace("import", "import sqlite3,", 1)
     *first, first_misses = run_program(PROGRAM, "1", PYTHONHASHSEED="1", **cache).split()
     *second, second_misses = run_program(other, "7", PYTHONHASHSEED="2", **cache).split()

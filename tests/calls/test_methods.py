@@ -19,7 +19,7 @@ x = jnp.arange(1.0, 4.0)
 
 
 def make_model(filter_jit):
-    """A Module with decorated methods, and the list of what of it was traced."""
+    """Return a Module with decorated methods, and a list that names each traced method."""
     traces = []
 
     class Model(eqx.Module):
@@ -157,7 +157,7 @@ def test_super(filter_jit):
 
 
 def abstract(base, *decorators):
-    """A class of which one method is abstract, and jitted."""
+    """Return a class with a jitted abstract method."""
 
     def step(self, x):
         """One step."""
@@ -238,7 +238,7 @@ def test_equality_and_hash(filter_jit):
     assert model.step != "step"
     with pytest.raises(TypeError):
         hash(Model(x).step)
-    if filter_jit is eqxjit.filter_jit:  # Upstream's holds a dict.
+    if filter_jit is eqxjit.filter_jit:  # Equinox's method holds a dict.
         assert len({Model(3.0).step, Model(3.0).step, Model(4.0).step}) == 2
 
 

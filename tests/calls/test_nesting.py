@@ -30,7 +30,7 @@ def model():
 
 
 def counted(filter_jit=lambda f: f):
-    """A function of an array, which calls a jitted one of a model; and what counts its traces."""
+    """Return a function that calls a jitted function of a model, and a counter of its traces."""
 
     def f(model, x, n):
         return Model(model.weight * n, model.power), model(x) * n
@@ -46,7 +46,7 @@ def counted(filter_jit=lambda f: f):
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_a_call_inside_a_transformation(name):
-    """First of all, and when warm."""
+    """The first call and warm calls are inside the transformation."""
     transform, xs = TRANSFORMATIONS[name], points()
     theirs, their_count = counted(eqx.filter_jit)
     expected, outside = transform(theirs, xs), [theirs(x) for x in xs]
@@ -57,7 +57,7 @@ def test_a_call_inside_a_transformation(name):
             assert_same(ours(xs[0]), outside[0])
         for _ in range(2):
             assert_same(transform(ours, xs), expected)
-            # And back outside, where what was compiled for tracers must not be mistaken.
+            # Outside again, a program that was compiled for tracers must not be used.
             assert_same(ours(xs[1]), outside[1])
         assert our_count.jitted.cache_info().traces == our_count.traces <= their_count.traces
 
@@ -85,7 +85,7 @@ def test_a_static_output_of_a_nested_call_stays_static(filter_jit):
 @since_jax_0_9
 @both
 def test_recursion_into_the_call_in_progress_is_refused(filter_jit):
-    """JAX can't trace a structure that is being traced, however the recursion would have ended."""
+    """JAX can't trace a structure that is being traced, even if the recursion would end."""
     depths = [2, 0]
     f = filter_jit(lambda x: f(x) + 1 if depths.pop(0) else x)
     with pytest.raises(RecursionError, match="Recursively calling"):
@@ -102,7 +102,7 @@ def test_calls_of_each_other_are_told_apart():
 
     @eqxjit.filter_jit
     def outer(x, n, shapes):
-        # Warm, and for a new shape, while `outer` itself is traced.
+        # These are warm calls, and calls with a new shape, while `outer` itself is traced.
         return [inner(x, 2)] + [inner(jnp.ones(size), n) for size in shapes]
 
     inner(jnp.ones(2), 2)
@@ -142,9 +142,9 @@ def test_disable_jit_runs_the_function_as_it_stands(filter_jit, warm):
     seen.clear()
     with jax.disable_jit():
         outputs = [f(*arguments) for _ in range(CALLS)]
-    # Once for each call, with the arrays themselves.
+    # The function runs once in each call, with arrays instead of tracers.
     assert seen == [False] * CALLS
-    # Containers are new ones all the same.
+    # Containers are still created anew.
     lists = [shared, *(out[1]["shared"] for out in outputs)]
     assert len({*map(id, lists)}) == len(lists)
     assert_same(outputs, [expected] * CALLS)
@@ -164,7 +164,7 @@ def test_the_users_error_under_disable_jit(filter_jit, error):
         raise error
 
     with jax.disable_jit(), pytest.raises(type(error)) as raised:
-        # JAX can't trace texts, which isn't what failed.
+        # JAX can't trace strings, but that isn't the error that is raised.
         fail(jnp.ones(2), np.array(["a", "b"]))
     assert raised.value is error
     assert raised.value.__cause__ is None
@@ -207,7 +207,7 @@ def test_clearing_caches(clear, warm):
 
 
 def frames_of_jax(call):
-    """How many Python functions of JAX's a call runs."""
+    """Return how many of JAX's Python functions a call runs."""
     called = 0
 
     def see(frame, event, _):
@@ -223,7 +223,7 @@ def frames_of_jax(call):
 
 
 def test_warm_calls_are_fast_whatever_was_traced_before():
-    """JAX goes on in Python, slowly, with arguments for which a call of it has failed."""
+    """After a failed call, JAX handles calls with the same arguments in Python, which is slow."""
     fails = True
 
     def fun(x):
@@ -252,7 +252,7 @@ def test_warm_calls_are_fast_whatever_was_traced_before():
 
 @both
 def test_an_axis_that_no_argument_is_mapped_over(filter_jit):
-    """A call on arrays alone is a part of the program that `vmap` transforms all the same."""
+    """A call without mapped arguments is also part of the program that `vmap` transforms."""
     x = jnp.arange(3.0)
     f = filter_jit(lambda a: jax.lax.psum(a, "i"))
     for _ in range(CALLS):
@@ -313,7 +313,7 @@ def test_the_answer_is_upstreams(name):
 
 
 def test_it_adds_nothing_to_the_program():
-    """Upstream asks by an addition, which it has traced."""
+    """To find out whether it is traced, Equinox adds numbers, and this addition is traced."""
 
     def f(answer, x):
         return x * (2 if answer() else 3)

@@ -1,7 +1,7 @@
 """A NumPy buffer may be overwritten once the call has returned.
 
-A call waits for that only where a copy would be dear: on a CPU, for large memory that XLA reads in
-place, while no earlier program runs.
+A call waits for its program only where a copy would cost much: on a CPU, for large arrays that XLA
+reads in place, while no earlier program runs.
 """
 
 import functools
@@ -19,7 +19,7 @@ _SIDE = 250
 
 
 def slow(tree, side=_SIDE):
-    """The sum of all arrays of a tree, each read when the call has long returned."""
+    """Return the sum of a tree's arrays, which the program reads long after the call returned."""
     arrays = [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]
     y = jnp.broadcast_to(arrays[0].ravel()[0], (side, side))
     for _ in range(3):
@@ -28,7 +28,7 @@ def slow(tree, side=_SIDE):
 
 
 def aligned(shape, offset=0):
-    """An array that XLA would read in place, unless its memory begins so many bytes later."""
+    """Return an array that XLA reads in place, unless `offset` moves the start of its memory."""
     n_bytes = int(np.prod(shape)) * 4
     memory = np.empty(n_bytes + 128, np.uint8)
     start = -memory.ctypes.data % 64 + offset
@@ -68,7 +68,7 @@ def test_a_buffer_of_any_kind_can_be_overwritten(form, side, donate):
     "n_bytes", [4, 4_000, 98_000, 98_400, 102_396, 102_400, 102_404, 524_000, 525_000, 4_000_000]
 )
 def test_a_buffer_of_any_size_can_be_overwritten(n_bytes, offset):
-    """JAX copies small ones itself, before its call returns: also where it compiles in the call."""
+    """JAX itself copies small arrays before its call returns, even if the call compiles."""
     buffer = aligned((n_bytes // 4,), offset)
     f = eqxjit.filter_jit(lambda x: slow([ONE, x]))
     for i in range(CALLS):
@@ -117,7 +117,7 @@ def test_a_program_neither_writes_a_buffer_nor_returns_it(fun, donate):
 
 
 class Pair(eqx.Module):
-    """Buffers of a function, which it reads between those of its arguments."""
+    """A function with arrays of its own, which it reads between those of its arguments."""
 
     first: np.ndarray
     second: np.ndarray
@@ -130,7 +130,7 @@ class Pair(eqx.Module):
 
 ONE = jnp.ones(())
 
-#: What is called, and how, with two buffers that it reads.
+#: A jitted function, and a call of it that passes two buffers.
 WAYS = {
     "a list": (eqxjit.filter_jit(lambda t: slow(t)), lambda f, a, b: f([a, ONE, b]) - 1),
     "keywords": (eqxjit.filter_jit(lambda **t: slow(t)), lambda f, a, b: f(b=b, a={"a": a})),
@@ -163,7 +163,7 @@ def test_buffers_that_were_frozen_or_packed_can_be_overwritten():
         a, b = aligned((1000, 1000)), aligned((3,))
         a[...] = b[...] = 1
         frozen = eqxjit.freeze(lambda a: a, a)
-        # Which isn't there yet when the others are to be read.
+        # One array isn't ready yet when the other arrays are read.
         packed = eqxjit.pack([b, slow([ONE])], optimizer=None)
         repacked = packed.repack([b, slow([ONE])])
         a[...] = b[...] = 0
@@ -173,7 +173,7 @@ def test_buffers_that_were_frozen_or_packed_can_be_overwritten():
 
 
 def test_a_byte_swapped_array_is_refused_by_name():
-    # Under `jax.jit` it gives wrong numbers once an array of native bytes was passed.
+    # `jax.jit` computes wrong numbers if an array in native byte order was passed before.
     f = eqxjit.filter_jit(lambda x: x + 1)
     for _ in range(CALLS):
         with pytest.raises(TypeError, match="`x` can't be traced: Dtype >f4"):
@@ -202,7 +202,7 @@ SIDE_OF_A_LONG_PROGRAM = 800 if jax.default_backend() == "cpu" else 4000
     ],
 )
 def test_no_call_waits_for_an_argument(other):
-    """Which it returns or reads."""
+    """The call returns or reads an argument that isn't ready yet."""
 
     def fun(x, other):
         is_key = jnp.issubdtype(other.dtype, jax.dtypes.prng_key)
@@ -246,7 +246,7 @@ def test_an_array_is_copied_once_however_many_structures_are_tried():
         for n in range(5):
             n_copies = 0
             f(array, n)
-            # And JAX looks at it, where it traces.
+            # JAX also reads the array when it traces.
             assert n_copies <= 2
     for n in (3, 1, 4):
         n_copies = 0
@@ -278,7 +278,7 @@ def test_a_buffer_below_a_transformation_can_be_overwritten(way):
         buffer[...] = 0
         for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
-        # A call without a transformation between.
+        # A call without a transformation comes in between.
         f(jnp.asarray(data))
 
 
@@ -292,7 +292,7 @@ def test_a_buffer_can_be_overwritten_between_the_passes():
         assert pull(jnp.ones(()))[0].tolist() == [2 * i] * 3
 
 
-#: Transformations of a function of an array, which read again later what else it was given.
+#: Transformations that read the other arguments of a function again, after its call.
 LATER = {
     "vjp": lambda f: lambda: jax.vjp(f, ONE)[1],
     "linearize": lambda f: lambda: jax.linearize(f, ONE)[1],

@@ -1,4 +1,4 @@
-"""Outputs: what a call returns is what the function returned, made again on each call."""
+"""Outputs: a call returns what the function returned, and new containers in each call."""
 
 import collections
 import dataclasses
@@ -42,7 +42,7 @@ class Child(Layer):
 
 
 class Slotted(eqx.Module):
-    """Of another layout than a plain object."""
+    """A class with slots, whose instances have a different memory layout."""
 
     __slots__ = ("note",)
     weight: Any
@@ -70,7 +70,7 @@ Replaced.__new__ = lambda cls, *args: _new(cls, *args)
 
 
 class Opaque:
-    """No pytree: a static object."""
+    """A class that isn't a pytree, so its objects are static."""
 
 
 opaque = Opaque()
@@ -115,7 +115,7 @@ def test_everything_comes_out_as_upstream_returns_it(name):
 
 
 def nodes(tree):
-    """A tree, and all trees below it."""
+    """Return a tree, and all trees below it."""
     found = [tree]
     for node in found:
         if not jtu.all_leaves([node]) and node is not None:
@@ -124,13 +124,13 @@ def nodes(tree):
 
 
 def vars_of(node):
-    """The names that an object holds its parts under, in their order."""
+    """Return the names of an object's attributes, in order."""
     return node if isinstance(node, dict) else getattr(node, "__dict__", {})
 
 
 @both
 def test_modules_come_out_whole(filter_jit):
-    """Frozen, equal, with their methods, properties and fields: not to be told from made ones."""
+    """A returned Module is like one that its class created: frozen, equal, with all attributes."""
     f = filter_jit(lambda x: Child(x, (x, 1), "name", x + 2))
     for i in range(CALLS):
         out, made = f(x + i), Child(x + i, (x + i, 1), "name", x + i + 2)
@@ -144,7 +144,7 @@ def test_modules_come_out_whole(filter_jit):
 
 @both
 def test_static_objects_come_out_by_identity(filter_jit):
-    """Whether or not they can be hashed."""
+    """This holds for hashable and unhashable objects."""
     values = [opaque, jnp.linspace, {1, 2}, bytearray(b"a"), collections.deque([1]), slice(1, 2)]
     holder = Layer(jnp.tanh, bias=opaque)
     f = filter_jit(lambda x: {"values": values, "module": holder, "x": x})
@@ -158,7 +158,7 @@ def test_static_objects_come_out_by_identity(filter_jit):
 
 @both
 def test_a_static_object_made_while_tracing_is_one(filter_jit):
-    """Tracing happens once, and so the object is the same on every call."""
+    """The function is traced once, so each call returns the same object."""
     f = filter_jit(lambda x: (x, Opaque(), lambda: x.shape))
     _, first, function = f(x)
     for i in range(CALLS):
@@ -172,7 +172,7 @@ def test_a_static_object_made_while_tracing_is_one(filter_jit):
 
 @both
 def test_containers_are_fresh_on_every_call(filter_jit):
-    """What a caller does to one call's result isn't seen in the next one's."""
+    """A change of one call's result doesn't show in the next call's result."""
 
     def make(x):
         return {"list": [x, [1]], "dict": {"a": x}, "module": Layer([x], {"k": 1})}
@@ -202,7 +202,7 @@ def of_its_shape(x):
 
 @both
 def test_the_output_is_that_of_the_trace_that_ran(filter_jit):
-    """Of one structure of inputs, but of several shapes and dtypes, warm in turn."""
+    """The inputs have one structure, but several shapes and dtypes, and the calls alternate."""
     f = filter_jit(of_its_shape)
     inputs = [jnp.ones(()), jnp.ones(3), jnp.ones(4), jnp.ones((), bool), jnp.ones((0, 2))]
     for i in range(2 * CALLS):
@@ -248,7 +248,7 @@ EQUAL_BUT_NOT_ALIKE = {
 @pytest.mark.parametrize("container", [list, Layer])
 @pytest.mark.parametrize(("first", "then"), [(0, 1), (1, 2), (2, 0), (1, 1)])
 def test_traces_that_return_so_many_arrays(first, then, container):
-    """A single array comes back from JAX as it is, several in a list."""
+    """JAX returns a single array as it is, and several arrays in a list."""
 
     def f(x):
         arrays = [x + i for i in range((first, then)[x.ndim])]
@@ -273,7 +273,7 @@ def test_traces_that_return_so_many_arrays(first, then, container):
 @both
 @pytest.mark.parametrize("name", EQUAL_BUT_NOT_ALIKE)
 def test_a_static_object_is_that_of_the_trace_that_ran(filter_jit, name):
-    """What each trace makes may equal another trace's, and yet differ from it."""
+    """The objects of two traces may be equal and still differ."""
     make, note_of = EQUAL_BUT_NOT_ALIKE[name]
     f = filter_jit(lambda x: Layer(x, name=make(x.shape)))
     for _ in range(CALLS):
@@ -283,7 +283,7 @@ def test_a_static_object_is_that_of_the_trace_that_ran(filter_jit, name):
 
 @both
 def test_what_is_called_for_its_effect_alone(filter_jit):
-    """No output to wait for: the effect happens on every call all the same."""
+    """Without an output to wait for, the effect still happens in every call."""
     seen = []
 
     @filter_jit
@@ -316,7 +316,7 @@ def test_each_argument_is_returned_as_the_function_does(which):
             result, expected = f(x, *arguments), body(x, *arguments)
             for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
                 assert got is want or isinstance(got, jax.Array)
-    # Asked once more at most.
+    # There is at most one more trace.
     assert f.cache_info().traces <= 2
 
 
@@ -354,7 +354,7 @@ def test_what_dropped_programs_returned_is_dropped():
 
 
 class Frame:
-    """As a table of pandas or a sparse matrix: its `==` has no truth value."""
+    """Like a pandas table or a sparse matrix: its `==` has no truth value."""
 
     __hash__ = None
 
@@ -405,7 +405,7 @@ HOLD = {
 @pytest.mark.parametrize("kind", [Frame, NoHash, EqualsAll])
 @pytest.mark.parametrize("where", HOLD)
 def test_the_user_s_methods_have_no_say_in_outputs(kind, where):
-    """Upstream may return the object of another shape's trace, or raise what its `==` raises."""
+    """Equinox may return the object of another shape's trace, or raise the error of its `==`."""
     put, get = HOLD[where]
     made = {}
 
@@ -439,7 +439,7 @@ def test_keys_of_a_dict_have_no_say_in_outputs(filter_jit):
 
 
 def test_a_static_object_that_comes_in_belongs_to_its_caller():
-    """Upstream returns the first of equal ones to all."""
+    """Equinox returns the first of several equal objects to all callers."""
     f = eqxjit.filter_jit(lambda x, static: (x, static))
     statics = [EqualsAll(), EqualsAll()]
     for n in (3, 4) * CALLS:
@@ -449,7 +449,7 @@ def test_a_static_object_that_comes_in_belongs_to_its_caller():
 
 
 def test_equal_constants_of_outputs_are_one_structure():
-    """Traces for several shapes share the code that puts outputs together."""
+    """Traces for several shapes share the code that combines outputs."""
     f = eqxjit.filter_jit(lambda x: [{1: x, 2: -0.0}, Layer(x, name=(1, "a"))])
     for n in (3, 4) * CALLS:
         out = f(jnp.ones(n))

@@ -1,4 +1,4 @@
-"""Generated calls of generated functions: eqxjit, Equinox and plain Python agree on all that shows.
+"""Random calls of random functions: eqxjit, Equinox and plain Python have the same outcomes.
 
 With `HYPOTHESIS_PROFILE=thorough`, `pytest` on this file draws more than 10,000 scenarios.
 """
@@ -27,7 +27,7 @@ _drawn = itertools.count(1)
 
 
 def _bound_memory():
-    """Equinox and JAX keep each program that they have compiled."""
+    """Clear the caches of Equinox and JAX, which keep each compiled program."""
     if next(_drawn) % 100 == 0:
         eqx.clear_caches()
         jax.clear_caches()
@@ -41,7 +41,8 @@ def _bound_memory():
 def test_sequences_of_calls(form, data):
     _bound_memory()
     scenario = data.draw(scenarios(form, list(PIECES)))
-    # A thread has a stack of its own: what upstream's failures take of it for good goes with it.
+    # A failure under Equinox uses up some of its thread's stack for good, so each scenario has a
+    # new thread.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(compare, scenario).result()
 

@@ -1,4 +1,4 @@
-"""Errors under eager transformations, whose programs can't be read: each call waits for its own."""
+"""Errors under eager transformations. eqxjit can't read their programs, so each call waits."""
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ from tests.support.inside import blocks
 from tests.support.sides import CALLS
 
 
-# First, because JAX may run all programs inline, once a callback has raised.
+# This test is first, because JAX may run all programs inline once a callback has raised.
 @pytest.mark.parametrize("is_warm", [False, True])
 def test_a_call_within_a_transformation_waits(is_warm):
     def heavy(x, y):
@@ -75,5 +75,5 @@ def test_a_rule_that_can_raise_raises_at_the_call(is_warm):
         with pytest.raises(Exception, match="negative: no tangent"):
             jax.jvp(f, (bad,), (good,))
     f(bad)
-    # Calls outside don't wait for it.
+    # Calls outside of the transformation don't wait.
     assert blocks(f) == [False]

@@ -71,7 +71,7 @@ def test_the_same_results(name, bound):
         result = frozen(*rest)
         assert jax.tree.structure(result) == jax.tree.structure(expected)
         arrays = eqx.filter((result, expected), eqx.is_array)
-        # What is constant may be computed at compile time, in another order.
+        # XLA may compute constants at compile time, in a different order.
         assert_close(*arrays)
         avals = [[leaf.aval for leaf in jax.tree.leaves(side)] for side in arrays]
         assert avals[0] == avals[1]
@@ -148,7 +148,7 @@ def test_it_is_a_snapshot_of_static_objects_too(kind):
 
 
 class Unlike(Own):
-    """Its copies aren't equal to it, or can't be made."""
+    """An object whose copies are unequal to it, or that can't be copied."""
 
     def __deepcopy__(self, memo):
         if self.value == 3:
@@ -178,7 +178,7 @@ def test_transformations_and_nesting():
     model = mlp()
     frozen = eqxjit.freeze(model)
     batch = jnp.ones((5, 4))
-    # On a GPU products are rounded otherwise, by default.
+    # By default, products are rounded differently on a GPU.
     with jax.default_matmul_precision("highest"):
         mapped = jax.vmap(model)(batch)
         for _ in range(CALLS):
@@ -198,7 +198,7 @@ def test_donation_takes_the_arguments_and_leaves_the_weights():
 
         @eqxjit.filter_jit(donate="all")
         def step(self, x):
-            # As many outputs as there are arrays that could be donated.
+            # There are as many outputs as arrays that could be donated.
             return x * self.weight, x + self.weight
 
     for bound in (0, 2**20):
@@ -258,7 +258,7 @@ def test_errors_of_arguments():
         jax.jit(lambda w: eqxjit.freeze(Model(w))(X))(X)
     with pytest.raises(ValueError, match='"compile" or "raise"'):
         eqxjit.freeze(jnp.sin).compile(X, other_shapes="ignore")
-    # What takes any keyword takes that of another name.
+    # A function with `**kwargs` takes a keyword of another name.
     frozen = eqxjit.freeze(lambda x, **kwargs: x * kwargs["other_shape"])
     assert frozen.compile(X, other_shape=3).seconds > 0
 
@@ -292,7 +292,7 @@ def test_other_shapes_can_be_refused():
     frozen(X.astype(jnp.int32)), frozen(X)
     with pytest.raises(eqxjit.TooManyTracesError):
         frozen(X.astype(jnp.bfloat16))
-    # It stays so until it is lifted by name.
+    # The limit stays until `other_shapes` is passed again.
     frozen.compile(X.astype(jnp.float16))
     frozen(X.astype(jnp.float16))
     with pytest.raises(eqxjit.TooManyTracesError):
@@ -396,7 +396,7 @@ def test_what_transformations_wrap_is_frozen_like_a_model(make):
     for bound, n_bytes in ((0, 0), (2**20, 1200)):
         weight = WEIGHT.copy()
         frozen = eqxjit.freeze(make(weight), max_constant_bytes=bound)
-        # It is a snapshot, also for what is traced later.
+        # The weights are a snapshot, also for later traces.
         weight[:] = 0
         assert frozen.constant_bytes == n_bytes
         assert f"{n_bytes:,} bytes compiled in)" in repr(frozen)

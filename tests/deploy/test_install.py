@@ -1,4 +1,4 @@
-"""`eqxjit.install`: upstream's `filter_jit` is ours, for what is wrapped and what will be."""
+"""`eqxjit.install` replaces Equinox's `filter_jit`, for existing wrappers and for new ones."""
 
 import contextlib
 import copy
@@ -30,12 +30,12 @@ from tests.support.processes import ROOT, run
 from tests.support.sides import CALLS
 from tests.support.threads import race
 
-# Not by itself: a module's attribute would be replaced.
+# Wrapped in a partial, because `install` would replace the function itself in this module.
 UPSTREAM = functools.partial(eqx.filter_jit)
 X = jnp.arange(3.0)
 
 
-# All that an installation changes: what is found by these names, and the wrappers' methods.
+# An installation changes these names and the wrappers' methods, and nothing else.
 WRAPPER = type(UPSTREAM(lambda: None))
 METHODS = {name: vars(WRAPPER)[name] for name in ("__call__", "lower", "__get__")}
 
@@ -49,7 +49,7 @@ def uninstalled():
 
 
 def ours(wrapper):
-    """Our wrapper of the same function, by which what is compiled for it can be asked."""
+    """Return eqxjit's wrapper of the same function, whose counters the tests read."""
     return eqxjit.filter_jit(wrapper.__wrapped__)
 
 
@@ -142,7 +142,7 @@ def test_libraries_raise_the_same(call, no_upstream):
     def raised():
         with pytest.raises(RuntimeError) as info:
             call()
-        # Before it stands the stack, which is that of the call that traced.
+        # The text before it is the stack of the call that traced.
         return type(info.value), str(info.value).rpartition("EquinoxRuntimeError: ")[2]
 
     expected = raised()
@@ -157,7 +157,7 @@ def test_libraries_raise_the_same(call, no_upstream):
 
 
 def make(fun=lambda x, n=2: x * n, **options):
-    """A function wrapped by upstream, a new one each time."""
+    """Return a new function, wrapped by Equinox."""
 
     @functools.wraps(fun)
     def function(*args, **kwargs):
@@ -234,7 +234,7 @@ def test_what_a_wrapper_holds_is_passed_along(no_upstream):
 
 @pytest.mark.parametrize("donate", DONATE)
 def test_donation(donate, no_upstream):
-    # One more array than can be used, for the warning about those.
+    # One array more than can be reused, so that JAX warns about it.
     def step(x, y, z):
         return x + 1, y + z.sum()
 
@@ -300,7 +300,7 @@ def test_a_wrapper_stays_the_pytree_that_it_was(no_upstream):
 
 
 def pickled(value):
-    """A pickle by value, without the name of the folder that the code of the tests is in."""
+    """Return a pickle by value, without the path of the tests' folder."""
     return cloudpickle.dumps(value).replace(str(ROOT).encode(), b"")
 
 
@@ -352,7 +352,7 @@ def test_options_that_are_defaults_are_no_options(clear, no_upstream):
 
 
 def test_unknown_wrappers_go_on_using_upstreams():
-    """Where Equinox's have another field, which may be another option."""
+    """If Equinox's wrappers get a new field, it may be a new option."""
     program = """
         import equinox as eqx
         import equinox._jit
@@ -376,7 +376,7 @@ def test_unknown_wrappers_go_on_using_upstreams():
 
 
 def test_dropped_wrappers_are_freed():
-    """Also one that its own function refers to, by its name in an enclosing function."""
+    """This also holds for a wrapper to which its own function refers, by a closure."""
 
     def recursive():
         @UPSTREAM
@@ -408,7 +408,7 @@ def test_it_lasts_until_all_have_ended_or_uninstall(order):
         handles[i].uninstall()
     assert eqx.filter_jit is UPSTREAM.func
     with eqxjit.install():
-        # One that has ended doesn't end another.
+        # Ending an installation twice doesn't end another installation.
         handles[0].uninstall()
         assert eqx.filter_jit is eqxjit.filter_jit
         eqxjit.install()
@@ -421,7 +421,7 @@ def test_what_another_tool_put_there_is_left_alone(monkeypatch):
         monkeypatch.setattr(eqx, "filter_jit", make)
     assert eqx.filter_jit is make
     assert eqx._jit.filter_jit is UPSTREAM.func
-    # And taken for upstream's if it was there first.
+    # What is there before an installation is replaced, and restored afterwards.
     with eqxjit.install():
         assert eqx.filter_jit is eqx._jit.filter_jit is eqxjit.filter_jit
     assert eqx.filter_jit is make
@@ -548,7 +548,7 @@ def test_a_module_runs_as_under_python(script):
         "True",
     ]
     assert stderr.endswith("ValueError: as planned\n")
-    # Those of the module alone.
+    # The traceback has only frames of the module.
     assert (stderr.count("  File "), "frozen" in stderr) == (2, False)
 
 
@@ -573,7 +573,7 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
     assert f"static value changed: {reason}" in stderr
     assert stderr.endswith(plain[2].partition("\n")[2])
     assert reason in (tmp_path / name).read_text()
-    # The table comes before what Python says at the end, and where the page is comes after it.
+    # The table is printed before Python's own message, and the path of the page after it.
     table = stderr.index("In all, ")
     assert (
         table

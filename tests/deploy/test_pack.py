@@ -29,7 +29,7 @@ def pack(tree, **options):
 
 
 def strong(leaf):
-    """A leaf as `unpack` gives it: of strong type, and JAX's own."""
+    """Return a leaf as `unpack` returns it: a JAX array without a weak type."""
     if not eqx.is_array(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     if leaf.dtype.kind in "OUSMm":
@@ -38,7 +38,7 @@ def strong(leaf):
 
 
 def assert_unpacked(packed, tree):
-    """A `Packed` gives back the tree: but for leaves that were left alone, which may be weak."""
+    """Check that `unpack` returns the tree. Leaves outside the buffers may keep weak types."""
     unpacked = packed.unpack()
     assert_same(jax.tree.map(strong, unpacked), jax.tree.map(strong, tree))
     buffers = {id(array) for array in packed.arrays}
@@ -47,7 +47,7 @@ def assert_unpacked(packed, tree):
 
 
 def mlp(depth=2, width=8, key=0):
-    """Not drawn by JAX, which would compile that for each shape."""
+    """Return an MLP with NumPy's random weights, because JAX's would be compiled per shape."""
     functions = {"activation": nodes.plus_one, "final_activation": nodes.plus_one}
     build = lambda: eqx.nn.MLP(3, 2, width, depth, **functions, key=jr.key(0))  # noqa: E731
     draw = np.random.default_rng(key).normal
@@ -115,7 +115,7 @@ def test_weak_types_become_strong_and_numpy_arrays_jax_arrays():
     assert_same(packed.unpack(), [strong(leaf) for leaf in tree])
     tree[1][:] = 7
     assert [*packed.unpack()[1]] == [1, 1]
-    # Alone in its dtype, it would gain nothing.
+    # A single array of a dtype gains nothing from a buffer.
     assert pack(tree[:1]).arrays[0] is tree[0]
     with jax.enable_x64(True):
         tree = [np.ones(2), jnp.arange(3), jnp.ones(2), jnp.ones(1, int)]
@@ -130,7 +130,7 @@ def test_arrays_that_jax_does_not_take(values):
         pack([jnp.ones(2), np.array(values)])
 
 
-# The first ones are what an optimizer without a state has for one.
+# The first trees are states of optimizers without a state.
 @pytest.mark.parametrize("tree", [(), None, {}, [None, ()], jnp.ones(3), [jnp.ones(0)], [3, "a"]])
 def test_nothing_to_share(tree):
     packed = pack(tree)
@@ -201,7 +201,7 @@ def test_models_built_alike_share_a_layout_and_do_not_retrace(filter_jit):
 
     for key in range(4):
         f(pack(mlp(key=key)), jnp.ones(3))
-        # Nothing keeps the layout: the next one is another object.
+        # Nothing keeps the layout alive, so the next layout is a different object.
         gc.collect()
     packed = pack(mlp())
     # Equinox keeps Modules that were unpickled.
@@ -236,7 +236,7 @@ def test_static_values_are_a_snapshot():
 
 
 def test_layouts_and_what_they_hold_die():
-    """Also one to which its own static values refer, and the function that was called with it."""
+    """This holds even if a layout's static values refer to it, and for functions called with it."""
 
     def run():
         def local(x):
@@ -298,7 +298,7 @@ COPIES = {
 def test_copies_have_the_same_layout(how):
     listing = Listing([jnp.ones(2), jnp.zeros(2)], ["a"])
     keys = [jr.key(0), jr.key(1), jr.key(2, impl="rbg")]
-    # What neither Equinox nor pickle writes is left out.
+    # Values that Equinox or pickle can't write are left out.
     others = {"serialised": [], "pickle": keys}.get(how, [*keys, jax.nn.relu])
     packed = pack([mlp(), {"b": jnp.ones(2, int), "a": (jnp.zeros(2), 2)}, listing, others])
     twin = COPIES[how](packed)
@@ -411,7 +411,7 @@ def test_forgetting_to_unpack():
 
 
 def test_a_structure_that_changes_in_a_loop():
-    """JAX's error shows what was there, and what is."""
+    """JAX's error shows the old and the new structure."""
     packed = pack([jnp.ones(2), jnp.ones(3)])
     shorter = pack([jnp.ones(1), jnp.ones(3)])
     told = r"float32\[2\], float32\[3\](.|\n)*float32\[1\], float32\[3\]"
@@ -420,7 +420,7 @@ def test_a_structure_that_changes_in_a_loop():
 
 
 def test_inference_mode_is_of_the_unpacked():
-    """It looks for attributes, and would find none."""
+    """It looks for attributes, and a `Packed` has none."""
     packed = pack([mlp(), eqx.nn.Dropout(0.5)])
     for switch in (
         lambda: eqx.nn.inference_mode((packed, None)),

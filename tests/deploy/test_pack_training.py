@@ -1,4 +1,4 @@
-"""Training with a `Packed`: which optimizers give the weights that they give for the model."""
+"""Training with a `Packed`: which optimizers give the same weights as on the model."""
 
 import functools
 
@@ -17,7 +17,7 @@ STEPS = 3
 
 @functools.cache
 def model():
-    """Every leaf is a matrix of 3 by 3 or a vector of 3: few shapes to compile for."""
+    """Return a model whose leaves have only two shapes, so that little is compiled."""
     return eqx.nn.MLP(3, 3, 3, 1, activation=jnp.tanh, key=jr.key(0))
 
 
@@ -33,7 +33,7 @@ def weights(tree):
 
 
 def gradients():
-    """Of the shape of the model, one for each step."""
+    """Return gradients in the shape of the model, one for each step."""
     keys = jr.split(jr.key(2), STEPS)
     draw = lambda key: lambda a: jr.normal(key, a.shape) if eqx.is_array(a) else a  # noqa: E731
     return [jax.tree.map(draw(key), model()) for key in keys]
@@ -43,7 +43,7 @@ GRADIENTS = gradients()
 
 
 def trained(optimizer, wrap=lambda tree: tree):
-    """What is wrapped of the model, after steps with these gradients."""
+    """Return the weights after a step with each of `GRADIENTS`."""
     params = wrap(model())
     state = optimizer.init(weights(params))
     for gradient in GRADIENTS:
@@ -53,12 +53,12 @@ def trained(optimizer, wrap=lambda tree: tree):
 
 
 def trained_packed(optimizer):
-    """The same, where the optimizer sees a `Packed`."""
+    """Return the same, with an optimizer that sees a `Packed`."""
     return trained(optimizer, functools.partial(eqxjit.pack, optimizer=None)).unpack()
 
 
 def trained_repacked(optimizer):
-    """The same, where the optimizer sees the tree: `unpack` first, `repack` after."""
+    """Return the same, with an optimizer that sees the tree, by `unpack` and `repack`."""
     params, state = (
         eqxjit.pack(model(), optimizer=None),
         eqxjit.pack(optimizer.init(weights(model())), optimizer=None),
@@ -76,7 +76,7 @@ def copied(leaf):
 
 
 def compiled(optimizer, params, unpack=lambda params: params):
-    """The parameters after steps that are jitted, gradients included, and donate."""
+    """Return the parameters after jitted steps, gradients included, that donate."""
 
     @functools.partial(eqxjit.filter_jit, donate="all-except-first")
     def step(x, params, state):
@@ -120,7 +120,7 @@ ELEMENTWISE = {
     "apply if finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 2),
 }
 
-# These compute one number from all elements: the order of summation is another.
+# These compute one number from all elements, so the order of summation differs.
 GLOBAL = {
     "global-norm clipping": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
     "centralised norm": lambda: optax.chain(optax.normalize_by_update_norm(), optax.sgd(0.1)),
@@ -150,8 +150,8 @@ LEAFWISE = {
 }
 
 
-# Operation by operation (`jax.disable_jit`): compiled, XLA may fuse in one what it doesn't in the
-# other, and each of these would be compiled.
+# Operation by operation (`jax.disable_jit`), because XLA may fuse operations in one program and not
+# in the other, and compiling all of them would take long.
 
 
 COMMON = "sgd", "nesterov", "adam", "adamw", "schedule", "gradient accumulation", *GLOBAL
@@ -160,7 +160,7 @@ SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in ELEMENTWISE if ea
 
 @pytest.mark.parametrize("name", [*COMMON, *SLOW])
 def test_optimizers_that_may_see_a_packed(name):
-    """The weights are the same: bit for bit, where no number is of all elements."""
+    """The weights are the same, bit for bit unless a number depends on all elements."""
     with jax.disable_jit():
         optimizer = {**ELEMENTWISE, **GLOBAL}[name]()
         eqxjit.pack(model(), optimizer=optimizer)
@@ -172,7 +172,7 @@ def test_optimizers_that_may_see_a_packed(name):
 
 @pytest.mark.parametrize("name", LEAFWISE)
 def test_optimizers_that_may_not(name):
-    """They give other weights; with `unpack` first and `repack` after, the same."""
+    """They give different weights on a `Packed`, and the same with `unpack` and `repack`."""
     told = r"doesn't fit a `Packed`: its updates of `tree.layers\[\d\].* differ by \d.*repack\("
     with jax.disable_jit():
         optimizer = LEAFWISE[name]()
@@ -217,7 +217,7 @@ def as_dtype(dtype):
         optax.adamw(optax.linear_schedule(0.0, 1e-3, 1000), mask=matrices),
         optax.MultiSteps(optax.lamb(1e-3), 16),
         optax.chain(optax.clip_by_block_rms(10.0), optax.adam(1e-3)),
-        # Other numbers are drawn, as there are fewer leaves.
+        # Different numbers are drawn, because there are fewer leaves.
         optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, 0)),
     ],
 )
@@ -229,7 +229,7 @@ def test_whatever_looks_at_leaves_is_refused(optimizer):
 @pytest.mark.parametrize(
     "tree",
     [
-        {"w": jnp.zeros((3, 3)), "b": jnp.zeros(3)},  # A decay of zeros is none.
+        {"w": jnp.zeros((3, 3)), "b": jnp.zeros(3)},  # zeros have no weight decay
         {"w": jnp.ones((1, 1)), "b": jnp.ones(())},
         pytest.param([jnp.ones(s, jnp.complex64) for s in ((2, 2), 2)], marks=pytest.mark.slow),
         pytest.param([model(), as_dtype(jnp.bfloat16)], marks=pytest.mark.slow),
@@ -262,7 +262,7 @@ def test_leaves_that_are_not_trained():
     ],
 )
 def test_what_fits_is_compared_in_compiled_steps(optimizer):
-    """Where XLA rounds otherwise. The optimizer is traced once for the tree, and once packed."""
+    """XLA rounds differently there. The optimizer is traced once for the tree, and once packed."""
     n_traces = []
 
     def update(*args):
@@ -287,7 +287,7 @@ def test_an_optimizer_that_fails_for_a_packed():
 
 
 def test_errors_that_are_no_misfit():
-    """An optimizer's own for the tree; a timeout of a signal handler; what is no optimizer."""
+    """The optimizer fails on the tree, a signal handler raises, or it isn't an optimizer."""
     plateau = optax.chain(optax.adam(1e-3), optax.contrib.reduce_on_plateau())
     with pytest.raises(TypeError, match=r"missing 1 required.*'value'") as caught:
         eqxjit.pack(model(), optimizer=plateau)

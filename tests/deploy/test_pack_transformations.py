@@ -1,4 +1,4 @@
-"""A `Packed` under JAX's transformations gives what its tree gives, by as few operations."""
+"""Under JAX's transformations, a `Packed` gives the results of its tree in as few operations."""
 
 import functools
 
@@ -16,7 +16,7 @@ from tests.support.helpers import assert_same, warm
 
 @functools.cache
 def model():
-    """Every leaf is a matrix of 4 by 4 or a vector of 4: few shapes to compile for."""
+    """Return a model whose leaves have only two shapes, so that little is compiled."""
     return built(jr.key(0))
 
 
@@ -37,7 +37,7 @@ def arrays(tree):
 
 
 def assert_close(packed, tree):
-    """The `Packed` of a derivative holds the derivatives of the tree."""
+    """Check that the `Packed` of a derivative holds the derivatives of the tree."""
     assert isinstance(packed, eqxjit.Packed)
     got, expected = jax.tree.leaves(packed.unpack()), jax.tree.leaves(tree)
     for one, other in zip(filter(eqx.is_array, got), filter(eqx.is_array, expected), strict=True):
@@ -51,7 +51,7 @@ def x():
 
 @pytest.fixture
 def packed():
-    """The biases are in a buffer, the matrices are as they were."""
+    """Return a `Packed` with the biases in a buffer, and the matrices outside."""
     return eqxjit.pack(model(), max_leaf_bytes=32, optimizer=None)
 
 
@@ -78,7 +78,7 @@ def flat(tree):
 
 
 def test_hessian(x):
-    """Forward over reverse."""
+    """The Hessian is computed by forward mode over reverse mode."""
     packed = eqxjit.pack(model(), optimizer=None)
     dynamic, static = eqx.partition(packed, eqx.is_inexact_array)
     got = jax.jit(jax.hessian(lambda p: packed_loss(eqx.combine(p, static), x)))(dynamic)
@@ -90,7 +90,7 @@ def test_hessian(x):
 
 
 def test_vmap_over_a_packed(x):
-    """An ensemble: packed inside `vmap`, called inside, and unpacked outside."""
+    """An ensemble is packed and called inside `vmap`, and unpacked outside."""
     keys = jr.split(jr.key(0), 3)
     ensemble = eqx.filter_vmap(built)(keys)
     packed = eqx.filter_vmap(lambda key: eqxjit.pack(built(key), optimizer=None))(keys)
@@ -114,7 +114,7 @@ def test_vmap_along_another_axis(x, axis):
 
 
 def test_scan(packed, x):
-    """Gradient descent in a loop: the `Packed` is carried, and stacked."""
+    """A loop of gradient descent carries the `Packed`, and stacks it."""
     dynamic, static = eqx.partition(packed, eqx.is_array)
 
     def step(dynamic, x):
@@ -160,7 +160,7 @@ def test_pack_inside_transformations(x):
 
 
 def equations(jaxpr):
-    """All equations of a jaxpr, those of inner ones included."""
+    """Return all equations of a jaxpr, those of inner jaxprs included."""
     for equation in jaxpr.eqns:
         yield equation
         for value in equation.params.values():
@@ -186,7 +186,7 @@ def test_the_transpose_is_one_concatenation_for_each_buffer(depth):
     of_buffer_size = [
         equation.primitive.name
         for equation in found
-        if equation.primitive.name != "jit"  # what is in it is found, too
+        if equation.primitive.name != "jit"  # the equations inside are counted, too
         for out in equation.outvars
         if getattr(out.aval, "shape", ()) in {(size,) for size in sizes}
     ]

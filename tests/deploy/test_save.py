@@ -1,4 +1,4 @@
-"""`frozen.save` and `eqxjit.load`: the same results in another process; wrong files are refused."""
+"""`frozen.save` and `eqxjit.load`: equal results in another process; bad files are rejected."""
 
 import json
 import math
@@ -207,7 +207,7 @@ def test_other_arguments_are_refused(tmp_path):
 
 
 def test_a_loaded_function_under_transformations(tmp_path):
-    """Mapped, it is called once for each element; it can't be differentiated."""
+    """Under `vmap` it runs once for each element. It can't be differentiated."""
     x = jnp.arange(3.0)
     for bound in (0, 2**20):
         own = eqx.Partial(jnp.multiply, x + 1)
@@ -215,7 +215,7 @@ def test_a_loaded_function_under_transformations(tmp_path):
         for _ in range(CALLS):
             assert_same(jax.vmap(loaded)(jnp.stack([x, x + 1])), (x + 1) * jnp.stack([x, x + 1]))
             assert jax.vmap(jax.vmap(loaded), 2)(jnp.ones((2, 3, 4))).shape == (4, 2, 3)
-            # The errors are of both of JAX's types.
+            # JAX raises a different type in each mode. The error is of both types.
             for kind in (ValueError, TypeError):
                 for differentiate in (
                     lambda f=loaded: jax.grad(lambda x: f(x).sum())(x),
@@ -225,7 +225,7 @@ def test_a_loaded_function_under_transformations(tmp_path):
                 ):
                     with pytest.raises(kind, match=r"`Partial` was loaded.* can't differentiate"):
                         differentiate()
-            # What isn't differentiated may stand beside it.
+            # The loaded function may be called in a gradient with respect to other values.
             ones = jax.grad(lambda y, f=loaded: (y * f(x)).sum())(x)
             assert_same(ones, x * (x + 1))
 
@@ -246,13 +246,13 @@ def test_paths_of_any_kind(tmp_path):
         frozen.save(path, X)
         assert eqxjit.load(path)(X).shape == frozen(X).shape
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
-    # Python's `open` would read, and close, the standard input.
+    # For the number 0, Python's `open` would read and close the standard input.
     with pytest.raises(TypeError, match=r"str, bytes or os\.PathLike"):
         eqxjit.load(0)
 
 
 def test_saving_leaves_no_trace(tmp_path):
-    """What is saved isn't compiled: it is no trace of the function, and in no list of these."""
+    """A saved program isn't compiled, so it isn't among the function's traces."""
     frozen = eqxjit.freeze(jax.vmap(mlp()))
     batch = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 4"), jnp.float32)
     frozen.save(tmp_path / "saved", batch)
@@ -277,7 +277,7 @@ def test_output_that_depends_on_shapes_is_that_of_the_saved_shape(tmp_path):
 def test_errors_of_files_name_the_file(tmp_path):
     frozen = eqxjit.freeze(lambda x: x)
     for path in (tmp_path / "missing" / "z", tmp_path / ("n" * 300), tmp_path):
-        # What can't be opened is noticed before all that takes time.
+        # A path that can't be opened is noticed before the function is traced.
         assert frozen.traces() == []
         with pytest.raises(OSError) as raised:  # noqa: PT011
             frozen.save(path, jnp.ones(1))
@@ -302,7 +302,7 @@ def test_permissions_and_links_are_those_of_open(tmp_path):
 
 
 def test_saving_and_loading_at_once(tmp_path):
-    """Each load finds one whole file, whoever saves meanwhile."""
+    """Each load finds a complete file, even while other threads save."""
     path = tmp_path / "model"
     functions = [
         eqxjit.freeze(eqx.Partial(lambda w, x: x + w[0], jnp.full(9000 * n, float(n))))
@@ -377,7 +377,7 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
 
 
 def test_a_program_that_jax_cannot_read_says_so(tmp_path, monkeypatch):
-    """And what a signal handler raises meanwhile goes on its way."""
+    """An exception that a signal handler raises meanwhile reaches the caller."""
     path = saved(tmp_path, mlp(), X)
     for error, raised, told in [
         (KeyError("another release"), ValueError, f"saved under jax {jax.__version__}, whose"),

@@ -36,7 +36,7 @@ class HashRaises:
 
 
 def new():
-    """A function of its own, with caches of its own, that takes anything as its first argument."""
+    """Return a new function, with new caches, that takes anything as its first argument."""
 
     def first(tree, x):
         return x * 2
@@ -45,7 +45,7 @@ def new():
 
 
 def run_both(bad, match, *, error=ValueError):
-    """A bad call fails as often as it is made, and spoils neither caches nor the good calls."""
+    """Check that a bad call fails each time, and spoils neither caches nor good calls."""
     theirs, ours = eqx.filter_jit(new()), eqxjit.filter_jit(new())
     for _ in range(CALLS):
         for f, expected in ((theirs, Exception), (ours, error)):
@@ -214,7 +214,7 @@ def test_a_deleted_array(filter_jit):
         array = X + 0
         donate(array)
         assert array.is_deleted()
-        # The first one is that of a function that was never called.
+        # The first error is that of a function that was never called.
         with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
             f({"a": [array]}, X)
         assert f({"a": [X]}, X).tolist() == (2 * X).tolist()
@@ -243,7 +243,7 @@ def test_an_array_that_jax_cannot_trace(kind):
     if array.dtype == np.float64 and kind == "long doubles":
         pytest.skip("no such type here")
     error = ValueError if kind == "masked" else TypeError
-    if isinstance(array, np.ndarray):  # Scalars are refused once they are traced.
+    if isinstance(array, np.ndarray):  # JAX rejects scalars only when they are traced.
         run_both(((X, {"a": [array]}), X), "The array `tree[1]['a'][0]` ", error=error)
     f = eqxjit.filter_jit(new())
     for warm in (False, True):
@@ -276,7 +276,7 @@ def test_decorators_in_the_wrong_order_are_told():
         eqxjit.filter_jit(classmethod(new()))
     with pytest.raises(TypeError, match="Put `@property` above `@filter_jit`"):
         eqxjit.filter_jit(property(new()))
-    # That can be called.
+    # A staticmethod object can be called.
     assert eqxjit.filter_jit(staticmethod(new()))(None, X).tolist() == (X * 2).tolist()
 
 
@@ -284,7 +284,7 @@ def test_decorators_in_the_wrong_order_are_told():
 
 
 class Breaking:
-    """A node that breaks where it is told to."""
+    """A node whose flatten or unflatten raises an error when a test says so."""
 
     at, error = None, KeyboardInterrupt
 

@@ -55,7 +55,7 @@ def _ones(i):
     return jnp.ones(3) + i
 
 
-#: The function, arguments that it takes, those that fail, and with what.
+#: A function, arguments that it takes, arguments that fail, and the type of the error.
 FAILURES = {
     "shape": (jnp.add, lambda: (_ones(0), _ones(0)), lambda i: (_ones(i), jnp.ones(5)), TypeError),
     "the user's": (
@@ -114,7 +114,7 @@ def test_arrays_of_failed_calls_are_freed_at_once(kind):
 
 
 def test_one_output_tells_that_a_program_has_failed():
-    """Whichever is waited for, also where inputs are passed through."""
+    """Waiting for any output suffices, even if the program returns inputs unchanged."""
 
     def fun(x, y):
         checked = eqx.error_if(jnp.sin(x @ x), y[0] < 0, "negative")
@@ -140,7 +140,7 @@ DEBUGS = {"jax_debug_nans": lambda x: (x - x) / x, "jax_debug_infs": lambda x: j
 
 @pytest.fixture(params=DEBUGS)
 def divide(request):
-    """A function that makes a NaN or an infinity of zeros, while JAX looks for those."""
+    """Return a function that divides by zero while JAX checks for NaNs and infinities."""
     return DEBUGS[request.param]
 
 

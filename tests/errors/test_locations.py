@@ -21,7 +21,7 @@ X = jnp.arange(3.0)
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The working directory."""
+    """Return the working directory."""
     folder = tmp_path / "home" / "project"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -39,7 +39,7 @@ def test_paths_are_from_the_working_directory(here, monkeypatch):
         assert location(path, 3) == f"{shown}:3"
     monkeypatch.chdir(here.parent)
     assert location(str(here / "train.py"), 3) == "project/train.py:3"
-    # All is below the root.
+    # Each file is below the root, so paths stay absolute.
     monkeypatch.chdir("/")
     assert location("/elsewhere/train.py", 3) == "/elsewhere/train.py:3"
     monkeypatch.chdir(here)
@@ -49,7 +49,7 @@ def test_paths_are_from_the_working_directory(here, monkeypatch):
 
 @pytest.mark.parametrize("name", ["project", "a b/ü/eqxjit/_code", "packages/jax/equinox"])
 def test_all_messages_name_lines_so(here, name, caplog, monkeypatch):
-    """Whatever the project is called, and wherever it lies."""
+    """This holds for any name and place of the project."""
     source = (
         "def f(model, x):\n    for _ in range(300): x = x + 1\n    return x\n"
         "def make():\n    return lambda x: x\n"
@@ -95,7 +95,7 @@ def test_all_messages_name_lines_so(here, name, caplog, monkeypatch):
 
 
 def test_the_line_of_a_call_is_the_users(tmp_path):
-    """That of a library in between says nothing to the user."""
+    """A library's line in between would tell the user nothing."""
     names: dict = {}
     path = make_site_packages(tmp_path) / "library.py"
     exec(compile("def call(f, *args):\n    return f(*args)\n", str(path), "exec"), names)
@@ -122,7 +122,7 @@ CELLS = """
     print(shell.user_ns["f"].traces()[1])
 """
 
-# As `ipykernel` names cells: by files that may not exist.
+# `ipykernel` names cells by files that may not exist.
 KERNEL = """
     from IPython.core import compilerop
     compilerop.code_name = lambda code, number=0: f"/tmp/ipykernel_1/{abs(hash(code))}.py"
@@ -143,7 +143,7 @@ def test_cells_of_a_notebook(setting):
 
 
 def test_what_is_the_users(monkeypatch):
-    # Or that of `python -m pytest`, which isn't.
+    # Otherwise `__main__` would be pytest, which isn't the user's.
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/train.py", raising=False)
     stdlib = sysconfig.get_path("stdlib")
     installed = (jax, eqx, np, pytest, eqxjit)
@@ -160,12 +160,12 @@ def test_what_is_the_users(monkeypatch):
 
 @pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
 def test_packages_are_where_they_were_installed(name, tmp_path):
-    """Also where this interpreter doesn't install any itself; a folder's name says nothing."""
+    """This also holds for folders where this interpreter installs nothing."""
     folder = make_site_packages(tmp_path).rename(tmp_path / name)
     assert not is_users(str(folder / "a_library" / "solve.py"))
     for users in ("", "eqxjit/jax", "equinox_models"):
         assert is_users(str(tmp_path / users / "train.py"))
-    # An environment in the user's project.
+    # This is an environment in the user's project.
     environment = tmp_path / "project" / ".venv" / "lib"
     environment.mkdir(parents=True)
     installed = make_site_packages(environment)

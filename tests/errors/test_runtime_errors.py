@@ -1,4 +1,4 @@
-"""`eqx.error_if` under the wrapper: what is raised, where, in which words; all else untouched."""
+"""`eqx.error_if` under the wrapper: what is raised, where, and with which text."""
 
 import contextlib
 import itertools
@@ -18,8 +18,8 @@ from tests.support.processes import run, start
 from tests.support.sides import CALLS, both
 from tests.support.transformations import TRANSFORMATIONS, points
 
-# `error_if` is jitted itself: with an equal message it would reuse the trace, and hence tell the
-# stack, of another test.
+# `error_if` is jitted itself. With an equal message it would reuse the trace of another test, and
+# show that test's stack.
 _serial = itertools.count()
 
 #: What JAX raises for a failed callback: the first from Python, the second from its C++ fast path.
@@ -39,7 +39,7 @@ def _raised(f, *args, **kwargs):
 
 
 def _stack(error):
-    """The functions in the stack inside of JIT that the error's text shows."""
+    """Return the functions in the stack inside of JIT that the error's text shows."""
     text = str(error).partition("Below is the stack inside of JIT:")[2]
     return re.findall(r'File ".*", line \d+, in (\S+)', text)
 
@@ -135,14 +135,14 @@ def test_the_text_is_upstreams_on_every_call():
         ]
     first, *later = texts[eqx.filter_jit]
     assert texts[eqxjit.filter_jit] == [first] * CALLS
-    # Upstream trims the stack on the call that traced only.
+    # Equinox trims the stack only in the call that traced.
     assert all(len(text) > len(first) and "_caller" in text for text in later)
 
 
 @pytest.mark.parametrize("warm", [0, 1, CALLS])
 @both
 def test_the_stack_reaches_out_to_the_outermost_jitted_function(filter_jit, warm):
-    """Also from upstream's wrapper inside ours, and where a good call had it traced."""
+    """This also holds for Equinox's wrapper inside ours, and if a good call was traced first."""
     message = _message()
 
     @filter_jit
@@ -194,13 +194,13 @@ UNCAUGHT = """
 def test_an_uncaught_error_prints_its_own_text_only():
     results = [start(UNCAUGHT, name) for name in ("eqxjit", "equinox")]
     assert [(result.returncode, result.stdout) for result in results] == [(1, "")] * 2
-    # From the error's type on, that is its text, they are equal but for upstream's longer stack.
+    # From the type of the error on, the texts are equal except for Equinox's longer stack.
     before, _, ours = results[0].stderr.partition("\nEquinoxRuntimeError: ")
     theirs = results[1].stderr.partition("\nEquinoxRuntimeError: ")[2]
     assert ours.splitlines()[0] == theirs.splitlines()[0]
     ends = [text.partition("\nequinox.EquinoxRuntimeError")[2] for text in (ours, theirs)]
     assert ends[0] == ends[1] != ""
-    # Before it, the frames of the user's own code, and none of JAX's.
+    # The text before it has the frames of the user's code, and none of JAX's.
     frames = re.findall(r'File "(.*)", line', before)
     assert frames[0] == "<string>"
     assert not [frame for frame in frames if frame.startswith((JAX_FILES, EQUINOX_FILES))]
@@ -261,7 +261,7 @@ def test_eqx_on_error(value, outcome, blocks):
 @both
 @pytest.mark.parametrize("donate", ["none", "all"])
 def test_an_exception_in_a_callback_stays_jaxs(filter_jit, donate):
-    """Also if it reads like one about buffers, which are deleted by then."""
+    """This also holds if its text is like that of JAX's error about deleted buffers."""
 
     def fails(x):
         if x < 0:
@@ -276,7 +276,7 @@ def test_an_exception_in_a_callback_stays_jaxs(filter_jit, donate):
         assert f(GOOD + 0) == 1
         with pytest.raises(JAX_ERRORS, match="ValueError: the row was deleted or donated"):
             f(BAD + 0)
-        # Nor mistaken for the Equinox error that came before it.
+        # It isn't mistaken for the Equinox error before it, either.
         message = _message()
         _raised(filter_jit(lambda x, message=message: check(x, message)), BAD)
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.processes import run
 
-# A timer of one shot, at a random moment, while one call after the other is made. One that doesn't
-# arrive is noticed because the calls go on.
+# A timer fires once, at a random moment during a series of calls. If its exception doesn't arrive,
+# the calls go on, and the program notices.
 PROGRAM = """
     import collections, gc, random, signal, time
     import equinox as eqx, jax, jax.numpy as jnp, numpy as np
@@ -100,5 +100,5 @@ PROGRAM = """
     ],
 )
 def test_each_timeout_arrives(path):
-    """306 of 306, on each path."""
+    """A timer interrupts calls at many points, on each path, and none of its errors is lost."""
     assert run(PROGRAM, **path) == "306 []\n"

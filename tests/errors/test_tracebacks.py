@@ -20,7 +20,7 @@ X = jnp.arange(1.0, 4.0)
 
 
 class Own(Exception):
-    """Can't be made of a text alone."""
+    """An exception that can't be created from a message alone."""
 
     def __init__(self, text, code, *, why):
         super().__init__(text)
@@ -58,7 +58,7 @@ ERRORS = {
 
 
 class Failing(eqx.Module):
-    """Raises what it is told to."""
+    """A static object that raises a given error."""
 
     weight: jax.Array
 
@@ -71,7 +71,7 @@ class Failing(eqx.Module):
 
 
 class Failure:
-    """Static, and equal to itself alone: an error that is raised for one shape."""
+    """A static object that compares by identity, and holds an error to raise for one shape."""
 
     def __init__(self, error):
         self.error = error
@@ -145,7 +145,7 @@ WAYS = {
 def frames_of_ours(error):
     frames = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in frames if frame.filename.startswith(OUR_FILES)]
-    # Also of code that was generated.
+    # Frames of generated code have source lines, too.
     assert all(frame.line for frame in frames)
     return [(frame.filename, frame.name) for frame in frames]
 
@@ -166,7 +166,7 @@ def test_few_frames_of_ours_show(way, filtering):
     assert raised(f, BAD) is error
     frames = frames_of_ours(error)
     assert len(frames) <= MOST, frames
-    # The user's own are all there.
+    # All frames of the user's code are there.
     names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
     assert names[0] == "raised"
     assert names[-1] == "fails"
@@ -203,5 +203,5 @@ def test_errors_that_are_ours_are_one_and_short(warm):
     for fun, args in calls:
         error = raised(fun, *args)
         assert len(frames_of_ours(error)) <= MOST
-        # Of bad arguments the text says which, and the cause says what Python or JAX found.
+        # For a bad argument, the text names it, and the cause is the error of Python or JAX.
         assert error.__context__ is None or error.__suppress_context__

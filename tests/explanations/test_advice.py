@@ -1,4 +1,4 @@
-"""Each remedy, followed to the letter, leads to no further trace; there is none that can't be."""
+"""Each remedy can be followed to the letter, and then prevents the trace."""
 
 import collections
 import dataclasses
@@ -41,7 +41,7 @@ class Model(eqx.Module):
 
 
 def hint(f, *args, **kwargs):
-    """The remedy for the trace that this call makes."""
+    """Return the remedy for the trace that this call causes."""
     before = f.cache_info().traces
     f(*args, **kwargs)
     assert f.cache_info().traces == before + 1
@@ -50,12 +50,12 @@ def hint(f, *args, **kwargs):
 
 
 def expression(remedy):
-    """The code in a hint."""
+    """Return the code in a remedy."""
     return next(code for code in remedy.split("`") if re.match(r"j?np\.\w+\(", code))
 
 
 def assert_no_further_trace(f, calls, n_to_begin=1):
-    """Calls with what the hint says: all but the first are served by what is compiled."""
+    """Check that calls that follow the remedy are traced only once."""
     for args in calls[:n_to_begin]:
         f(*args)
     before = f.cache_info().traces
@@ -92,7 +92,7 @@ def test_make_a_number_an_array(where, first, second, more):
     again = (lambda n: Model(rate=n)) if where == "static field" else wrap
     assert not any(jax.typeof(array).weak_type for array in arrays)
     assert_no_further_trace(f, [(again(array),) for array in arrays])
-    # Nor with what most arrays are: of a dtype.
+    # An array with a strong type needs no further trace, either.
     assert_no_further_trace(f, [(again(jnp.zeros((), arrays[0].dtype)),)], n_to_begin=0)
 
 
@@ -247,7 +247,7 @@ STATE = eqx.nn.State(eqx.nn.BatchNorm(3, "batch", mode="batch"))
 
 
 def updated_state(i):
-    """What a checkpoint restores: arrays of no weak type."""
+    """Return a state as a checkpoint restores it, without weak types."""
     return jax.tree.map(lambda a: a.astype(a.dtype) + (i - 1), STATE)
 
 
@@ -278,7 +278,7 @@ def applied(fun):
 
 
 class Each(NamedTuple):
-    """Calls that are traced each time, the remedy, and the same calls when it was followed."""
+    """Calls that are traced each time, their remedy, and the same calls with the remedy."""
 
     remedy: str
     fun: object
@@ -293,14 +293,14 @@ def copied(fun):
 
 
 def passing(remedy, fun, args, followed_args, followed=None):
-    """Calls of one function with other arguments."""
-    # Each has programs of its own.
+    """Return calls of one function with different arguments."""
+    # Each function has programs of its own.
     jitted, others = eqxjit.filter_jit(copied(fun)), eqxjit.filter_jit(copied(followed or fun))
     return Each(remedy, lambda i: jitted, args, lambda i: others, followed_args)
 
 
 def wrapping(remedy, fun, followed, followed_args=None):
-    """A function that is wrapped for each call."""
+    """Return calls of a function that is wrapped for each call."""
     return Each(
         remedy,
         lambda i: eqxjit.filter_jit(fun(i)),
@@ -418,7 +418,7 @@ ROWS = {
     "NumPy's state": drawing(np.random.RandomState, lambda source: source.normal()),
     "Python's generator": drawing(random.Random, lambda source: source.random()),
     "name": passing("label", lambda x, name="": x + 1, lambda i: (X, f"step {i}"), lambda i: (X,)),
-    # Objects that are made again.
+    # Objects that are created again.
     "instance of a class that is defined again": passing(
         "instance",
         lambda settings: X,
@@ -614,12 +614,12 @@ def lambda_of_rate(x, rate):
 
 
 def fits(name, remedy):
-    """Whether a text is a remedy of that name."""
+    """Return whether a text is the remedy with this name."""
     return re.fullmatch(re.sub(r"\\\{\w+\\\}", ".*", re.escape(REMEDIES[name])), remedy)
 
 
 def remedies_for(row, i):
-    """The remedies for the trace, or the compilation, that a call makes."""
+    """Return the remedies for the trace, or the compilation, that a call causes."""
     f = row.fun(i)
     f(*row.args(i))
     trace = f.traces()[-1]
@@ -669,7 +669,7 @@ def test_each_remedy_has_a_row():
         (Config("a"), Config("b")),
         (frozenset({1}), frozenset({2})),
         (Model(config=collections.deque([1])), Model(config=collections.deque([2]))),
-        # Where nothing would help.
+        # In these cases no remedy would help.
         (1, 2**31),
         (1.0, 1e39),
         (jax.random.key(0), 1),
@@ -778,7 +778,7 @@ LIBRARY = """
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """A module that lies where packages are installed."""
+    """Import a module from a folder of installed packages."""
     path = make_site_packages(tmp_path_factory.mktemp("lib")) / "a_library.py"
     path.write_text(textwrap.dedent(LIBRARY))
     spec = importlib.util.spec_from_file_location("a_library", path)
@@ -823,7 +823,7 @@ def test_no_advice_about_what_a_library_made(call, library):
 
 OF_USER = {
     "a lambda for its function": (lambda lib: lib.solve(X, fun=lambda x: x), "make it once"),
-    # The user's call has it made.
+    # The user's line calls the library, which creates the object.
     "its lambda": (lambda lib: OWN(lib.make_callable()), "make `model` once"),
     "its partial in its class": (
         lambda lib: OWN(lib.Solver(fun=lib.make_partial())),

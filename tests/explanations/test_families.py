@@ -1,4 +1,4 @@
-"""Callables that are made again and wrapped: each trace is compared with the latest of its kind."""
+"""Callables that are created and wrapped again are compared with the latest of their kind."""
 
 import functools
 
@@ -52,7 +52,7 @@ def of_partial(w):
     return eqx.filter_grad(functools.partial(loss, w=w))
 
 
-#: What is made of a number, how that is called, and what to do about it.
+#: A callable that is created from a number, a call of it, and the remedy.
 VARYING = {
     "partial": (
         lambda w: functools.partial(loss, w=w),

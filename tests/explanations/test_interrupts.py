@@ -1,4 +1,4 @@
-"""A description asks the user's objects: what they raise is no error, what a handler raises is."""
+"""Descriptions ignore errors of the user's objects, but not errors of signal handlers."""
 
 import functools
 import signal
@@ -26,7 +26,7 @@ def any_arguments(*_):
 
 
 def with_reset(signum, frame):
-    # As timeout decorators do.
+    # Timeout decorators do the same.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     raise Timeout
 
@@ -60,7 +60,7 @@ HANDLERS = {
 
 
 def wait():
-    """Wait as code does that a signal interrupts: a moment at a time."""
+    """Wait a moment at a time, so that a signal can interrupt."""
     end = time.perf_counter() + 5
     while time.perf_counter() < end:
         pass
@@ -77,7 +77,7 @@ class SlowRepr:
     def interrupt(self):
         if self.waits:
             self.waits = False
-            # Now, because a timer might end before.
+            # The timer starts only now, because it might end too early.
             signal.setitimer(signal.ITIMER_REAL, 0.01)
             wait()
 
@@ -114,7 +114,7 @@ def test_what_a_signal_handler_raises_arrives(name, slow):
 
 
 class Refusing:
-    """Refuses all that it can be asked for."""
+    """An object whose `repr` and attributes raise errors."""
 
     def __repr__(self):
         raise RuntimeError
@@ -136,9 +136,9 @@ def test_what_the_users_objects_raise_is_not_the_calls(kind):
 
 
 def test_an_error_of_a_description_is_not_hidden(monkeypatch):
-    """Errors of our own aren't the user's objects'."""
+    """An error in eqxjit's own code is raised, unlike one of the user's objects."""
     f = eqxjit.filter_jit(lambda x, own: x + 1)
-    # No code of the user's runs where an array is described.
+    # Describing an array runs no code of the user's, so an error there is our own.
     monkeypatch.setattr(jax.sharding, "NamedSharding", None)
     with pytest.raises(TypeError, match="isinstance"):
         f(jnp.ones((3, 1, 4, 1, 5)), 1)

@@ -1,4 +1,4 @@
-"""The log: silent unless asked for, but for a function that is traced again and again."""
+"""The log is silent by default, except for functions that are traced again and again."""
 
 import functools
 import logging
@@ -18,7 +18,7 @@ from tests.support.processes import run
 #: What messages call this file.
 HERE = shown(__file__)
 
-# Here the hint how to silence messages is in none of them.
+# From here on no message has the hint how to silence messages.
 logger.process("", {})
 
 X = jnp.arange(3.0)
@@ -68,7 +68,7 @@ def test_other_functions_of_one_code_are_not_defined_again(caplog):
         unnamed(jnp.sin),
         unnamed(lambda x: x * 4),
         *(eqxjit.filter_jit(lambda x: x * 6), eqxjit.filter_jit(lambda x: x * 7)),
-        # The same, wrapped again.
+        # The same function, wrapped again.
         *(eqxjit.filter_jit(shared, **options) for options in ({}, {"inline": True})),
     ]
     with eqxjit.explain_retraces():
@@ -85,7 +85,7 @@ def test_explanations_are_switched_on_and_off(caplog):
     def is_logged():
         caplog.clear()
         f(X, f.cache_info().traces)
-        # Beside that of a storm.
+        # There may be a message about a storm, too.
         return any("traced again" in message for message in caplog.messages)
 
     try:
@@ -107,7 +107,7 @@ def test_explanations_are_switched_on_and_off(caplog):
         with explaining:
             assert is_logged()
         assert not is_logged()
-    # They may overlap.
+    # Contexts may overlap.
     one, two = eqxjit.explain_retraces(), eqxjit.explain_retraces()
     one.__enter__()
     two.__enter__()
@@ -198,7 +198,7 @@ def test_a_huge_array_that_a_program_closes_over(where, messages):
 
 @pytest.fixture
 def messages():
-    """What was logged so far."""
+    """Return the messages that were logged so far."""
     logged: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: logged.append(record.getMessage())
@@ -208,7 +208,7 @@ def messages():
 
 
 def one(arguments, fun=lambda x: X, **options):
-    """A storm of calls of one function: how its `i`-th call is made."""
+    """Return a function that starts a storm of calls of one wrapper."""
 
     def made():
         again = types.FunctionType(fun.__code__, fun.__globals__, fun.__name__)
@@ -219,7 +219,7 @@ def one(arguments, fun=lambda x: X, **options):
 
 
 def anew(fun, make=lambda i: X):
-    """A storm of functions that are wrapped anew for each call."""
+    """Return a function that starts a storm of calls, each of a new wrapper."""
     return lambda: lambda i: eqxjit.filter_jit(fun(i))(make(i))
 
 
@@ -298,7 +298,7 @@ def test_a_storm_is_logged_once_with_its_causes(name, messages):
     assert "Ignore this if you expect only a few more" in end
     for cause in expected:
         assert any(cause in line and "the last time: " in line for line in causes), message
-    # Nor for other functions that are defined at the same place, where that is the cause.
+    # Nor is it logged for functions defined at the same line, if that is the cause.
     call = make()
     for i in range(12):
         call(i)
@@ -317,7 +317,7 @@ def test_causes_are_counted(messages):
     )
     assert "- 3 times, the last time: static value changed: `n` was 2, is 3\n" in message
     assert message.count("pad it") == message.count("pass `np.int32(n)`") == 1
-    # Many are cut short.
+    # A long list is cut short.
     assert message.count("the last time:") == 4
     assert "and 48 more" in message
     # It is logged once.
@@ -331,21 +331,21 @@ def test_what_is_no_storm(messages):
     f = eqxjit.filter_jit(lambda x, n: x)
     for n in [0] * 40 + [*range(10)]:
         f(X, n)
-    # What fails isn't traced.
+    # A trace that fails doesn't count.
     g = eqxjit.filter_jit(lambda x, n: 1 / 0)
     for n in range(20):
         with pytest.raises(ZeroDivisionError):
             g(X, n)
-    # On purpose, ahead of time.
+    # Traces ahead of time are on purpose.
     frozen = eqxjit.freeze(lambda x: x)
     for n in range(20):
         f.lower(X, n).compile()
         frozen.lower(jnp.ones(n))
-    # Parts of an outer program.
+    # Traces of parts of an outer program don't count.
     inner = eqxjit.filter_jit(lambda x, n: x * n)
     eqxjit.filter_jit(lambda x: [inner(x, n) for n in range(20)])(X)
     jax.jit(lambda x: [inner(x, n) for n in range(20, 40)])(X)
-    # Lines of a session, of which each is another.
+    # Each line of an interactive session is a different one.
     for i in range(20):
         code = compile(f"lambda x: x * {i}", "<stdin>", "eval")
         eqxjit.filter_jit(eval(code))(X)

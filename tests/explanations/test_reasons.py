@@ -1,4 +1,4 @@
-"""Each trace is seen and explained: `traces()`, and the reasons that it gives."""
+"""Each trace is recorded and explained: `traces()`, and its reasons."""
 
 import contextlib
 import dataclasses
@@ -141,7 +141,7 @@ WAS_AND_IS = [
 
 @pytest.mark.parametrize(("old", "new", "expected"), WAS_AND_IS)
 def test_a_difference_has_its_category_and_path(old, new, expected):
-    """Whether calls are cold or warm."""
+    """This holds for cold and for warm calls."""
     for warm in (1, CALLS):
         f = eqxjit.filter_jit(lambda *args, **kwargs: identity(*args, **kwargs))
         for kwargs in (old, new):
@@ -203,12 +203,12 @@ def test_a_method_and_a_bound_model():
     ("calls", "compared_with", "paths"),
     [
         ([(X, 1, "a"), (Y, 2, "b"), (X, 1, "c")], 1, ["mode"]),
-        # Of those that are as close, the latest.
+        # Of equally close traces, the latest is compared.
         ([(X, 1, "a"), (Y, 2, "b"), (X, 1, "c"), (X, 1, "d")], 3, ["mode"]),
         ([(X,), (Y,), (X, 2)], 1, ["n"]),
         ([(X, {"p": 1}), (X, {"p": 2}), (X, {"p": 1, "q": 3})], 1, ["n['q']"]),
         ([(X, [1]), (X, [2]), (X, [1, 3])], 1, ["n"]),
-        # One node less than the second, but twenty arrays more.
+        # It has one node less than the second trace, but twenty arrays more.
         ([([X] * 20, 1, "a"), (None, 2, "c"), ([X] * 20, 2, "b")], 1, ["n", "mode"]),
     ],
 )
@@ -288,11 +288,11 @@ def test_a_large_container_of_constants(make, reason):
 
 
 class Unique:
-    """Objects of which each is another."""
+    """A class whose objects are all different."""
 
 
 def test_what_changes_later_is_described_as_it_was():
-    """Also where nobody asks before: a record describes the call that was traced."""
+    """A record describes the call that was traced, even if it is read later."""
     config, unique = [1], Unique()
     f = eqxjit.filter_jit(lambda tree: X)
     f([*range(200), Model([], config=config), unique])
@@ -384,7 +384,7 @@ def test_lowering_is_a_trace_and_compiling_is_timed():
 
 
 def test_a_trace_that_fails_is_none():
-    """Also while its error, and by it its frames, are alive."""
+    """This also holds while its error, and so its frames, are alive."""
     f = eqxjit.filter_jit(lambda x, n: x / (1 // n), max_traces=1)
     errors = []
     for _ in range(CALLS):

@@ -1,4 +1,4 @@
-"""The records of traces: what belongs to one, when it is explained, and what it keeps alive."""
+"""The records of traces: what they contain, when they are explained, what they keep alive."""
 
 import contextlib
 import gc
@@ -23,7 +23,7 @@ def compiling(fun):
 
 
 def test_a_function_that_calls_itself():
-    """Each depth is a trace, one is compiled, and no call was a hit."""
+    """Each depth is a trace, one program is compiled, and no call was a hit."""
 
     @eqxjit.filter_jit
     def total(x):
@@ -91,7 +91,7 @@ def test_what_can_not_be_described_is_called_all_the_same():
 
 
 def test_explanations_are_of_the_moment_of_the_trace():
-    """Though they are made when they are read."""
+    """They are so although they are computed when they are read."""
 
     def fun(x, n):
         return x * n
@@ -138,13 +138,13 @@ def test_descriptions_of_large_trees_are_dropped_in_the_end():
     assert not first.arguments
     assert last.arguments
     assert second.reason == early == "static value changed: `n` was 0, is 1"
-    # Though it is read when the trace before it is no longer described.
+    # The reason is right although the trace before it has no description any more.
     assert third.reason == "static value changed: `n` was 1, is 2"
     assert last.reason == "static value changed: `n` was 4, is 5"
 
 
 def test_old_explanations_of_a_report_are_those_of_their_traces():
-    """After hundreds more traces, of which the function itself remembers only the latest."""
+    """This holds after hundreds of traces, of which the function keeps only the latest."""
     f = eqxjit.filter_jit(lambda x, n: x * n)
     with contextlib.redirect_stdout(io.StringIO()), eqxjit.compile_report() as report:
         for n in range(300):
@@ -242,13 +242,13 @@ def test_the_traces_are_a_table_of_lines_in_a_terminal():
     assert second.endswith("  static value changed: `n` was 1, is 2")
     assert first.index("first trace") == headings.index("why") == second.index("static value")
     assert str(f.traces()[1].call_site) in second
-    # A list all the same, whose elements show all that is known.
+    # It is still a list, whose elements show all that is known.
     assert f.traces()[0].number == 1
     assert repr(f.traces()[0]).startswith("<trace 1 of ")
 
 
 def test_what_a_function_closes_over_may_be_anything():
-    """It is looked at without code of the user's, and what contains itself has an end."""
+    """The search runs no code of the user's, and ends for objects that contain themselves."""
     _, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "b", mode="batch")
     cycle: dict = {"x": X}
     cycle["self"] = [cycle, (cycle,)]
@@ -261,12 +261,12 @@ def test_what_a_function_closes_over_may_be_anything():
     for i in range(3):
         assert call(lambda x, i=i: x * len(mixed) + i, X)[0] == 3 + i
     assert "another" not in call.traces()[2].explanation
-    # The State is as it was: a flatten makes it unusable.
+    # The State wasn't flattened, which would have made it unusable.
     jax.tree.leaves(state)
 
 
 def test_compiling_again_ahead_of_time_counts_for_the_trace_of_that_program():
-    """And not for the latest trace of the function."""
+    """The seconds don't count for the latest trace of the function."""
     f = eqxjit.filter_jit(lambda x: jnp.sin(x) * 2)
     f(jnp.ones(2))
     f(jnp.ones(3))

@@ -18,7 +18,7 @@ X = jnp.ones(3)
 @pytest.fixture
 def messages(monkeypatch, caplog):
     monkeypatch.setattr(waiting, "BOUNDS", [0.2, 0.6, 1.2])
-    # That of an earlier test sleeps for a second.
+    # The watcher of an earlier test may sleep for a second.
     monkeypatch.setattr(waiting, "watcher", threading.Thread())
     return lambda: caplog.messages
 
@@ -64,7 +64,7 @@ def test_a_compilation_that_takes_long(messages, monkeypatch):
     f(jnp.ones((4, 4)))
     texts = "\n".join(messages())
     assert any(f"has been {phase} for" in texts for phase in ("compiling", "lowering"))
-    # Its size is known as soon as it is lowered.
+    # The size of a program is known as soon as it is lowered.
     lowered.compile()
     line = unrolled.__code__.co_firstlineno + 2
     assert f"; it has 400 equations:\n  unrolled:{line}: 400 of 400" in messages()[-2]
@@ -120,7 +120,7 @@ def test_functions_of_others_are_not_watched(messages):
 
 
 def test_an_error_of_a_handler_of_messages_ends_no_watching(messages):
-    """The thread that watches goes on for others, and for later phases."""
+    """The watching thread goes on for other threads, and for later phases."""
 
     class Failing(logging.Handler):
         n_failed = 0

@@ -1,1 +1,1 @@
-"""Other libraries and tools, and private names of theirs that may go."""
+"""Other libraries and tools, and their private names, which may be removed."""

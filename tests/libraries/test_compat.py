@@ -70,7 +70,7 @@ PROGRAM = """
 
 
 def imported_names(source):
-    """The modules that a file imports, and what it takes from them, as `module.name`."""
+    """Return the modules that a file imports, and the names that it uses, as `module.name`."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -81,7 +81,7 @@ def imported_names(source):
 
 
 def is_private(name):
-    """Whether a name of JAX or Equinox, with the modules before it, isn't for others to use."""
+    """Return whether a name of JAX or Equinox, or a module before it, is private."""
     return name.startswith("jaxlib.") or bool(re.match(r"(jax|equinox)\..*?\b_(?!_)", name))
 
 
@@ -102,7 +102,7 @@ def test_private_names_are_imported_in_one_file():
 
 
 def test_a_program_that_cannot_be_read_may_raise():
-    """Waiting for it in vain is slow; not waiting would lose its error."""
+    """Waiting without need is slow, but not waiting would lose the program's error."""
     assert _compat.may_raise(object())
 
 
@@ -120,7 +120,7 @@ def test_a_program_that_cannot_be_read_may_raise():
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_objects_of_a_release_without_their_private_attributes(read, fallback):
-    """Reports then show less, and wrappers that exist before `install` aren't taken over."""
+    """Reports then show less, and `install` doesn't change existing wrappers."""
     assert read(object()) == fallback
 
 
@@ -135,9 +135,9 @@ class Data:
 
 @pytest.mark.parametrize("name", ["_GENERATED_EQ", "_NAMED_TUPLE_MODULE"])
 def test_without_names_that_python_gives_what_it_generates(name, monkeypatch):
-    """Classes are then called, and compared by `==`, as under Equinox."""
+    """Objects are then created by calling the class, and compared by `==`, as under Equinox."""
     monkeypatch.setattr(_compat, name, "<gone>")
-    # Classes of its own, of which nothing is cached.
+    # New classes, for which nothing is cached.
     pair = collections.namedtuple("pair", "first second")
     data = dataclasses.make_dataclass("data", ["value"], frozen=True)
     assert not (_compat.has_generated_eq(data) and _compat.has_generated_new(pair))

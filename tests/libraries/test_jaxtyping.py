@@ -43,7 +43,7 @@ def test_jaxtyped_below(filter_jit):
 
 @both
 def test_a_shape_that_is_wrong_within_a_trace(filter_jit):
-    """The annotation of what is returned is checked while the function is traced."""
+    """The return annotation is checked while the function is traced."""
 
     @filter_jit
     @typed

@@ -1,4 +1,4 @@
-"""The tools that users know keep working: on upstream's wrapper, on `jax.jit`, and on ours."""
+"""Tools for `jax.jit` and for Equinox's wrapper also work on eqxjit's."""
 
 import functools
 import itertools
@@ -38,7 +38,7 @@ def test_chex_counts_traces_inside(filter_jit):
     def f(x, n):
         return x * n
 
-    # It goes by a function's source, whichever `filter_jit` is around it.
+    # Chex identifies a function by its source, whichever `filter_jit` wraps it.
     chex.clear_trace_counter()
     f = filter_jit(chex.assert_max_traces(f, n=2))
     for n in (1, 2):
@@ -74,7 +74,7 @@ class Model(eqx.Module):
     ids=["jax.jit", "function", "unbound", "bound"],
 )
 def test_chex_outside_says_to_swap(jitted):
-    """Outside it would see no trace, and count none."""
+    """Around a jitted function it would see no trace, and count none."""
     with pytest.raises(ValueError, match="change wrappers ordering"):
         chex.assert_max_traces(jitted, n=1)
     with pytest.raises(ValueError, match="change wrappers ordering"):
@@ -96,7 +96,7 @@ ITERATORS = {
 @pytest.mark.parametrize("name", ITERATORS)
 @pytest.mark.parametrize("place", ["in", "out"])
 def test_jax_warns_of_iterators(name, place):
-    """Upstream warns in each call; here a warm call with the same object is silent."""
+    """Equinox warns in each call. Here a warm call with the same object is silent."""
     make = ITERATORS[name]
 
     def warnings_of(filter_jit):

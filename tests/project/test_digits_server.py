@@ -1,4 +1,4 @@
-"""The server of the digits: right answers under load, and a reason for whatever it refuses."""
+"""The server of the digits: right answers under load, and a reason for whatever it rejects."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ _REQUESTS = 500
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory):
-    """That of the file that the command line writes."""
+    """Return the application for a file that the command line wrote."""
     path = tmp_path_factory.mktemp("digits") / "model.eqxjit"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         main(["train", str(path), "--epochs", str(_EPOCHS)])
@@ -34,7 +34,7 @@ def application(tmp_path_factory):
 
 
 def requested(application, contents):
-    """The responses to contents, which several clients send, each one after the other."""
+    """Return the responses to these bodies, which several clients send at the same time."""
     responses = [None] * len(contents)
     left = iter(enumerate(contents))
 
@@ -53,14 +53,14 @@ def requested(application, contents):
 
 @pytest.fixture(scope="module")
 def images():
-    """Those of the test set, with pixels from 0 to 16."""
+    """Return the images of the test set, with pixels from 0 to 16."""
     _, (images, _) = digits.digits()
     return images.reshape(-1, 8, 8) * 16
 
 
 @pytest.fixture(scope="module")
 def expected(images):
-    """The probabilities of each, by the plain Equinox model, trained under upstream."""
+    """Return the probabilities of each image, by a model that was trained under Equinox."""
     training, _ = digits.digits()
     *_, last = digits.train(eqx.filter_jit, training, _EPOCHS)
     logits = jax.vmap(last.model)(jnp.asarray(images).reshape(-1, 64) / 16)
@@ -89,7 +89,7 @@ def test_under_load_each_request_gets_its_own_answer(application, images, expect
     assert after["calls"] - before["calls"] == _REQUESTS
     times = after["microseconds"]
     assert 0 < times["p50"] <= times["p99"] <= times["p99.9"]
-    assert after["refused"] == before["refused"]
+    assert after["rejected"] == before["rejected"]
     assert after["traces"] == 1
 
 
@@ -102,16 +102,16 @@ BAD = {
 
 
 @pytest.mark.parametrize(("content", "status", "reason"), BAD.values(), ids=BAD)
-def test_a_bad_body_is_refused_with_the_reason(
+def test_a_bad_body_is_rejected_with_the_reason(
     application, images, expected, content, status, reason
 ):
-    """What was refused is counted, was no call of the model, and leaves it as it was."""
+    """A rejected request is counted, and neither calls nor changes the model."""
     before = application.report()
-    refused, good = requested(application, [content, body(images[5])])
-    assert refused.status_code == status, refused.text
-    assert re.search(reason, refused.json()["error"])
+    rejected, good = requested(application, [content, body(images[5])])
+    assert rejected.status_code == status, rejected.text
+    assert re.search(reason, rejected.json()["error"])
     assert_answer(good, expected[5])
     after = application.report()
     assert after["calls"] == before["calls"] + 1
-    assert sum(after["refused"].values()) == sum(before["refused"].values()) + 1
+    assert sum(after["rejected"].values()) == sum(before["rejected"].values()) + 1
     assert after["traces"] == before["traces"] == 1

@@ -48,7 +48,7 @@ def test_commands_exist(page):
 
 
 def test_figures_are_those_on_record():
-    """`python -m bench figures` writes them; none of them was measured anywhere else."""
+    """`python -m bench figures` has written all figures of the pages."""
     files = figures.written()
     assert len(files) > len(_PAGES)
     assert [named(path) for path, text in files.items() if text != path.read_text()] == []
@@ -76,7 +76,7 @@ def test_files_exist(page):
 
 @pytest.mark.skipif(not helpers.SPECIALIZING, reason="the walk ends with a fast path")
 def test_contributors_walk_through_a_first_call(capsys):
-    """Its steps are among the functions that the page's snippet prints, in that order."""
+    """The steps in the page's table are among the functions that its snippet prints, in order."""
     steps = re.findall(r"^\| `(\w+/\w+\.py)` \| `([\w.]+)` \|", _CONTRIBUTING.read_text(), re.M)
     assert len(steps) > 10
     for example in _SYBIL.parse(_CONTRIBUTING).examples():
@@ -86,9 +86,21 @@ def test_contributors_walk_through_a_first_call(capsys):
     assert [step for step in steps if step not in calls] == []
 
 
+def test_functions_to_change_for_a_kind_of_node_exist():
+    """Each step names a file, and functions in it."""
+    steps = re.findall(
+        r"^\d\. `(_\w+/\w+\.\w+)`: (.*(?:\n   .*)*)", _CONTRIBUTING.read_text(), re.M
+    )
+    assert len(steps) > 4
+    for file, text in steps:
+        source = (_SOURCE / file).read_text()
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", text.replace("`_compat.py`", "")):
+            assert re.search(rf"\b{name}\b", source), (file, name)
+
+
 _WRITTEN = [*_PAGES, *(path for path in sorted(ROOT.glob("*.md")) if path not in _PAGES)]
 
-# What the variables of the pages' examples hold.
+# The classes of the variables in the pages' examples.
 _VARIABLES = {
     "f": eqxjit.types.JitFunction,
     "frozen": eqxjit.types.FrozenFunction,

@@ -1,5 +1,6 @@
-"""The worked examples run: they print what the documentation shows, learn, and stay short."""
+"""The examples run, print what the documentation shows, learn, and stay short."""
 
+import json
 import re
 
 import pytest
@@ -8,7 +9,7 @@ from tests.support.processes import ROOT, python
 
 pytestmark = pytest.mark.slow
 
-#: What an example prints, but for seconds and sizes.
+#: The output of each example on the pages.
 SHOWN = dict(
     re.findall(
         r"`python -m bench\.examples\.(\w+)`:\n\n```text\n(.*?)```",
@@ -17,7 +18,7 @@ SHOWN = dict(
     )
 )
 
-#: Those that learn, and their arguments.
+#: The examples that learn, and their arguments.
 LEARNING = {
     "replay_buffer": ["--steps", "1500"],
     "neural_ode": ["--steps", "150"],
@@ -26,14 +27,14 @@ LEARNING = {
 
 
 def run(name, *arguments):
-    # The tests' own width is another.
+    # The width of the tests' own terminal may differ.
     result = python("-m", f"bench.examples.{name}", *arguments, cwd=ROOT, COLUMNS="100")
     assert result.returncode == 0, result.stderr
     return result
 
 
 def words(text):
-    """Its words without numbers: table lines and spaces depend on how wide those are."""
+    """Return a text's words without numbers, because the width of numbers changes a table."""
     return re.sub(r"\d[\d.,e-]*|[─ ]", " ", text).split()
 
 
@@ -46,7 +47,7 @@ def test_each_example_is_tested():
 @pytest.mark.parametrize("name", sorted(SHOWN))
 def test_an_example_prints_what_is_shown(name):
     result = run(name)
-    # On a busy machine the first call takes more than ten seconds, of which the log tells.
+    # On a busy machine the first call may take more than ten seconds, which is logged.
     log = re.sub(r"(?m)^eqxjit: `.*( has been |`: \w+ took ).*\n", "", result.stderr)
     # The first message also says how to silence them.
     log = re.sub(r"(?m)^\(`logging.getLogger.*\n", "", log)
@@ -72,8 +73,17 @@ def test_two_processes_train_as_one():
     for part, n_processes in zip(parts, (2, 1, 1), strict=True):
         losses = re.findall(r"\[process (\d)\] epoch 2: loss (.*)", part)
         assert sorted(process for process, _ in losses) == ["0", "1"][:n_processes]
-        # Each sees the loss of the whole batch, not of its share.
+        # Each process prints the loss of the whole batch, not of its share.
         assert len({loss for _, loss in losses}) == 1
-        # Each traced once, for all 88 steps.
+        # Each process traced once, for all 88 steps.
         assert part.count("88 steps, CacheInfo(entries=1, traces=1") == n_processes
-    assert "weights of the other process 0.0e+00 away, of two devices 0.0e+00" in printed
+    assert "largest difference: other process 0.0e+00, two devices 0.0e+00" in printed
+
+
+def test_the_cost_of_diagnostics_can_be_measured():
+    """The probe replaces private functions by stubs, so it fails if these get other names."""
+    result = python("-m", "bench.probes.diagnostics", "1", cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert len(rows) == 3
+    assert all(figures.keys() == {"on", "off"} for figures in rows.values())

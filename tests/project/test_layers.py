@@ -1,4 +1,4 @@
-"""Layers: imports go down only, those for type checkers included, and never round."""
+"""Layers: imports go down only, those for type checkers included, and without cycles."""
 
 import ast
 import graphlib
@@ -29,7 +29,7 @@ LAYERS = [
 
 
 def imports_of(path):
-    """The files that a file imports, wherever in it, by their paths."""
+    """Return the paths of the files that a file imports, at any place in it."""
     package = path.relative_to(ROOT).parent
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):

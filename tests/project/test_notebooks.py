@@ -1,4 +1,4 @@
-"""The notebooks run, at a small size, and what is kept of their last run is fit to be shown."""
+"""The notebooks run, at a small size, and their stored outputs can be shown."""
 
 import re
 
@@ -22,7 +22,7 @@ def test_a_notebook_runs(path, monkeypatch):
     notebook = nbformat.read(path, 4)
     shown = [[output.output_type for output in cell.outputs] for cell in code_cells(notebook)]
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    # Of the kinds that are kept: nothing has come, or gone, since.
+    # The outputs have the same kinds as the stored outputs.
     assert shown == [[o.output_type for o in cell.outputs] for cell in code_cells(notebook)]
 
 
@@ -36,7 +36,7 @@ def test_what_is_kept_is_fit_to_be_shown(path):
     outputs = [output for cell in cells for output in cell.outputs]
     assert {output.get("name") for output in outputs} <= {"stdout", None}
     assert any("text/html" in output.get("data", {}) for output in outputs)
-    # Neither the machine's paths nor its names.
+    # The stored outputs contain no paths of the machine that ran them.
     assert not re.search(r"/(root|home|work|tmp)/", path.read_text())
     page = (ROOT / "docs" / "mkdocs.yml").read_text()
     assert f"{path.stem}.md" in page

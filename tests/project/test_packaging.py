@@ -60,7 +60,7 @@ def test_what_is_public_says_where_it_is():
         is_at_the_top = thing.__name__ in AT_THE_TOP
         assert thing.__module__ == ("eqxjit" if is_at_the_top else "eqxjit.types")
         assert pickle.loads(pickle.dumps(thing)) is thing
-        # Not by way of a private module, which may move.
+        # A pickle doesn't refer to a private module, which may move.
         assert b"eqxjit._" not in pickle.dumps(thing)
 
 
@@ -81,7 +81,7 @@ def test_what_a_user_meets_is_of_a_public_class():
     assert {type(thing) for thing in made} == {*PUBLIC_CLASSES} - {
         eqxjit.Packed,
         eqxjit.TooManyTracesError,
-        # Only large arrays have one.
+        # Only large arrays have such a line.
         eqxjit.types.CapturedArray,
         eqxjit.types.MadeArray,
     }
@@ -115,7 +115,7 @@ def test_type_checkers_see_the_own_signature(checker, tmp_path):
 
 @pytest.mark.parametrize("thing", PUBLIC_CLASSES)
 def test_examples_of_methods_run(thing):
-    """pytest looks for those of functions alone: a public class isn't of the file that it is in."""
+    """pytest doesn't find doctests of public classes, whose `__module__` isn't their file's."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     for test in doctest.DocTestFinder().find(thing, module=False, globs={}):
         assert doctest.DocTestRunner(optionflags=flags).run(test).failed == 0
@@ -164,7 +164,7 @@ def test_the_values_of_switches(monkeypatch):
         assert switch("EQXJIT_ANY") is expected
     monkeypatch.delenv("EQXJIT_ANY")
     assert switch("EQXJIT_ANY") is None
-    # It would otherwise be taken for one of them.
+    # An unknown value is an error, because it could be meant as either.
     monkeypatch.setenv("EQXJIT_ANY", "maybe")
     with pytest.raises(ValueError, match="`EQXJIT_ANY` is 'maybe'") as raised:
         switch("EQXJIT_ANY")

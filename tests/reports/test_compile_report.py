@@ -1,4 +1,4 @@
-"""`compile_report`: everything that is compiled is in one table, whoever compiles it."""
+"""`compile_report` shows in one table what `filter_jit`, `jax.jit` and operations compile."""
 
 import importlib.util
 import sys
@@ -46,7 +46,7 @@ def test_rows_of_nested_and_foreign_functions(capsys):
     assert (found["outer"].traces, found["inner"].traces, found["plain"].traces) == (3, 1, 1)
     assert found["outer"].reason == "static value changed: n (2 times)"
     assert found["inner"].reason == ""
-    # What is part of an outer program is lowered and compiled there.
+    # A part of an outer program is lowered and compiled with that program.
     assert found["inner"].seconds.compiling == found["inner"].seconds.lowering == 0
     for name in ("outer", "plain"):
         assert min(found[name].seconds.lowering, found[name].seconds.compiling) > 0
@@ -58,7 +58,7 @@ def test_rows_of_nested_and_foreign_functions(capsys):
     assert sum(row.share for row in report.rows) == pytest.approx(1)
     assert report.total_seconds == pytest.approx(sum(totals))
     printed = capsys.readouterr().out
-    # However wide the terminal is, and so wherever lines are folded.
+    # Lines may be folded anywhere, depending on the terminal's width.
     for text in ("outer", "inner", "plain", "compile s", "n (2 times)"):
         assert text in " ".join(printed.split())
     assert repr(report) == str(report)
@@ -66,7 +66,7 @@ def test_rows_of_nested_and_foreign_functions(capsys):
 
 
 def test_seconds_are_a_functions_own():
-    """A nested function's time is in its own row, and once."""
+    """The time of a nested function is counted once, in its own row."""
 
     def sleeper(seconds):
         def sleep(x):
@@ -135,7 +135,7 @@ def test_an_error_inside(capsys):
         fail()
     assert "<lambda>" in capsys.readouterr().out
     assert rows(report)["<lambda>"].traces == 1
-    # The accounts of time are balanced again.
+    # The times are consistent again.
     assert all(0 <= row.seconds.total < 60 for row in report.rows)
     f(X[1:])
     assert f.traces()[1].seconds.total < 60
@@ -185,7 +185,7 @@ def test_operations_outside_of_any_jit():
     [note] = report.notes
     assert "of the compile time went into" in note
     assert "operations outside of any jit" in note
-    assert f"most of all by {shown(__file__)}:{line} (`setup`)" in note
+    assert f"most of it at {shown(__file__)}:{line} (`setup`)" in note
 
     @jax.jit
     def squares(x):
@@ -240,7 +240,7 @@ def test_an_eager_operation_with_a_new_function_each_time(fun):
     assert row.traces >= 12
     of_operations, functions = report.notes
     assert "operations outside of any jit" in of_operations
-    assert f"by {line} (`{fun.__name__}`)" in of_operations
+    assert f"at {line} (`{fun.__name__}`)" in of_operations
     assert functions.startswith(f"`{EAGER[fun]}` at {line} is compiled for each call, because each")
 
 
@@ -278,7 +278,7 @@ def test_operations_have_the_names_that_users_know():
 
 
 def test_a_release_of_jax_that_does_not_tell_what_it_jits(monkeypatch):
-    """Operations have rows by JAX's names then, and no note."""
+    """Operations then have rows with JAX's names, and no note."""
     monkeypatch.setattr(operations, "jitted_in", lambda frame: None)
     with eqxjit.compile_report() as report:
         jnp.cumsum(jnp.arange(19.0))
@@ -287,7 +287,7 @@ def test_a_release_of_jax_that_does_not_tell_what_it_jits(monkeypatch):
 
 
 def test_a_function_of_the_users_is_no_operation():
-    """Whatever its name: that of a primitive, of a public function, or a private one."""
+    """This holds even if it has the name of a primitive or of one of JAX's functions."""
 
     def named(name):
         def fun(x):
@@ -358,7 +358,7 @@ def test_a_report_that_is_not_printed(capsys):
 
 
 def test_what_a_library_calls_for_itself_has_no_row(tmp_path, caplog):
-    """It is part of another program, and nobody knows its name."""
+    """It is part of another program, and users don't know its name."""
     path = make_site_packages(tmp_path) / "a_solver.py"
     path.write_text(
         "import eqxjit\n"
@@ -381,7 +381,7 @@ def test_what_a_library_calls_for_itself_has_no_row(tmp_path, caplog):
         assert "_step" not in str(report)
         assert not any("_step" in message for message in caplog.messages)
         assert any("<lambda>` was traced again" in message for message in caplog.messages)
-        # Called by itself, it is a program like others.
+        # If it is called by itself, it has a row like other programs.
         with eqxjit.compile_report() as report:
             module._step(jnp.ones(7), 4)
         assert "_step" in rows(report)

@@ -23,7 +23,7 @@ linear = eqx.nn.Linear(8, 8, key=jax.random.key(0))
 
 def program_of(fun, *args):
     f = eqxjit.filter_jit(fun)
-    # What is held weakly must not be gone.
+    # Keep the lowering alive, because records hold it weakly.
     lowered = f.lower(*args)
     program = f.traces()[0].program
     del lowered
@@ -34,7 +34,7 @@ def line_of(fun, offset):
     return f"{HERE}:{fun.__code__.co_firstlineno + offset}"
 
 
-# Each with the line of the loop in it, counted from its first.
+# Each function with the line of its loop, counted from its first line.
 
 
 def one_line(x):
@@ -103,7 +103,7 @@ def layers(x):
 LOOPS = {
     one_line: line_of(one_line, 1),
     four_lines: line_of(four_lines, 2),
-    # CPython tests at the end of each pass: the loop begins in its body.
+    # CPython checks the condition at the end of each pass, so the loop seems to begin in its body.
     while_loop: line_of(while_loop, 3),
     comprehension: line_of(comprehension, 1),
     generator: line_of(generator, 1),
@@ -133,7 +133,7 @@ def test_loops_in_a_loop_are_all_named():
                 x = jnp.cos(x) * 3 - jnp.tan(x) * 2 + jnp.exp(x) - jnp.sin(x)
         return x
 
-    # Not the last, which is passed twice at a time.
+    # The innermost loop isn't listed, because it has only two passes.
     assert program_of(nested, X).loops == (line_of(nested, 1), line_of(nested, 3))
 
 
@@ -157,14 +157,14 @@ def straight(x):
 
 
 def straight_gradient(x):
-    # The way back is no pass through a loop.
+    # The backward pass isn't a second pass of a loop.
     for _ in range(4):
         x = jax.grad(lambda x: straight(straight(x)).sum())(x)
     return x
 
 
 def straight_twice_differentiated(x):
-    # Of one line each pass, which JAX passes in its own order.
+    # Each pass runs one line, and JAX evaluates these in an order of its own.
     for _ in range(4):
         x = jax.jvp(jax.grad(lambda x: (jax.nn.gelu(x) * straight(x)).sum()), (x,), (x,))[1]
     return x
@@ -176,7 +176,7 @@ def gradients_of_few_passes(x):
             x = straight(x) * n
         return x.sum()
 
-    # Each goes through the lines of the loop again.
+    # Each of these passes through the lines of the loop again.
     first = jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum())(x)
     return first + jax.grad(jax.checkpoint(loss))(x)
 
@@ -270,7 +270,7 @@ def test_equations_count_where_they_stand():
 
 def kernel(a, b):
     squares = jnp.sum((a[:, None] - b[None]) ** 2, -1)
-    # What is sorted can't be fused.
+    # XLA can't fuse a sort.
     return jnp.sort(squares, axis=1)[:, :2]
 
 
@@ -311,7 +311,7 @@ def test_what_is_known_of_memory_is_in_the_report(capsys):
         notes[donate] = "\n".join(row.notes)
         assert row.program.memory == f.traces()[0].memory
         assert "2.41 MB" in capsys.readouterr().out
-    # Not the larger one that XLA has fused away.
+    # The note doesn't name the larger array, which XLA has fused away.
     assert "The largest arrays: float32[1000,1000] (4 MB) at " in notes["none"]
     assert "jax.checkpoint" in notes["none"]
     for donate in ("none", "all-except-first"):
@@ -320,10 +320,10 @@ def test_what_is_known_of_memory_is_in_the_report(capsys):
 
 
 def test_a_release_of_jax_that_does_not_tell_where_equations_are_made():
-    """Sizes are told without lines then."""
+    """Sizes are then shown without lines."""
 
     class Bare:
-        """An equation, or a traceback, without what is private."""
+        """An equation, or a traceback, without JAX's private attributes."""
 
     assert _compat.traceback_of(Bare()) is None
     assert _compat.stack_of(_compat.traceback_of(Bare())) == ()
@@ -344,7 +344,7 @@ def test_sizes_without_lines(monkeypatch):
 
 
 def test_many_medium_arrays_are_summed_by_line():
-    """Each is below a megabyte, as activations of small models are."""
+    """Each array is below a megabyte, as activations of small models are."""
     net = Residual([eqx.nn.Linear(64, 64, key=k) for k in jax.random.split(jax.random.key(0), 20)])
 
     @eqxjit.filter_jit
@@ -358,7 +358,7 @@ def test_many_medium_arrays_are_summed_by_line():
     assert (first.type, first.line) == ("float32[2048,64]", line_of(Residual.__call__, 2))
     assert first.number >= 20
     assert first.bytes == first.number * 2048 * 64 * 4
-    [note] = [note for note in row.notes if "of temporaries" in note]
+    [note] = [note for note in row.notes if "temporary arrays take" in note]
     assert f"{first.line} makes {first.number} x float32[2048,64], " in note
 
 
@@ -401,7 +401,7 @@ def clipped(net, x):
     ids=lambda case: getattr(case, "__name__", ""),
 )
 def test_donation_is_advised_for_steps_and_not_for_gradients(fun, saves):
-    """`donate="all"` would delete the weights of which these are the gradients."""
+    """`donate="all"` would delete the weights to which the gradients belong."""
     net = eqx.nn.Linear(600, 600, key=jax.random.key(0))
     with eqxjit.compile_report() as report:
         eqxjit.filter_jit(fun)(net, jnp.ones((2, 600)))
@@ -509,7 +509,7 @@ def test_nothing_of_the_users_is_kept_alive():
     jax.clear_caches()
     assert constant() is None
     [row] = [row for row in report.rows if row.function.endswith("<lambda>")]
-    # It was read while JAX had it.
+    # The program was read while JAX still had it.
     assert row.program.equations == 2
     assert row.program.memory.outputs == 1_200_000
 
@@ -532,7 +532,7 @@ def test_a_solve_by_diffrax():
 
 
 def test_names_of_captured_arrays_run_no_code_of_the_users():
-    """A flatten would make a State unusable, and what an attribute raises would fail the call."""
+    """A flatten would make a State unusable, and an attribute's error would fail the call."""
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "b", mode="batch")
 
     class Angry:

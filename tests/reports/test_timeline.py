@@ -1,4 +1,4 @@
-"""The timeline of a report: its spans, the files that it is saved as, and what notebooks show."""
+"""The timeline of a report: its spans, its files, and what notebooks show."""
 
 import html.parser
 import json
@@ -37,7 +37,7 @@ def report():
 
 
 def spans_of(report, function):
-    """Those of complete traces: where a warm call meets a new shape, JAX begins one in vain."""
+    """Return the spans of complete traces. JAX also begins a trace and drops it for a new shape."""
     return [span for span in report.spans if span.function == function and span.trace]
 
 
@@ -61,7 +61,7 @@ def test_each_phase_is_a_span(report):
 def test_what_is_traced_within_another_is_nested(report):
     traced = [span for span in spans_of(report, "outer") if span.phase == "tracing"]
     nested = spans_of(report, "inner")
-    # The second `outer` finds what the first has traced.
+    # The second `outer` reuses a trace of the first.
     assert [span.phase for span in nested] == ["tracing"] * 2
     for span, around in zip(nested, (traced[0], traced[2]), strict=True):
         assert span.depth == 1
@@ -139,7 +139,7 @@ def test_a_page(report, tmp_path):
     page = Page(text)
     for part in ("static value changed: `n` was 1, is 2", "np.int32(n)", "inner"):
         assert part in page.text
-    # Nothing is fetched from elsewhere, nor run.
+    # The page loads nothing from elsewhere, and runs no script.
     assert not page.tags & {"script", "link", "img", "iframe"}
     assert "http" not in text
 

@@ -33,18 +33,18 @@ def mesh(axis_type=AxisType.Auto):
 
 
 def over(*axes):
-    """The sharding that splits an array's dimensions over these axes of the mesh."""
+    """Return the sharding that splits an array's dimensions over these axes of the mesh."""
     return NamedSharding(mesh(), PartitionSpec(*axes))
 
 
 def array(*shape, dtype=jnp.float32):
-    """A buffer of its own on the first device, where JAX chose to put it."""
+    """Return an array with its own buffer on the first device, to which it isn't committed."""
     size = np.prod(shape, dtype=int)
     return jnp.asarray(np.linspace(-1.0, 1.0, size).reshape(shape), dtype) + jnp.zeros((), dtype)
 
 
 def placements(tree):
-    """Where each array is, and whether it has to stay there."""
+    """Return where each array is, and whether it is committed to that place."""
     return [(leaf.sharding, leaf.committed) for leaf in arrays(tree)]
 
 
@@ -73,13 +73,13 @@ class Layer(eqx.Module):
 
 
 def layer(*axes):
-    """A layer whose weight is split over these axes, and its bias as the weight's columns are."""
+    """Return a layer whose weight is split over these axes, and whose bias is split to match."""
     shardings = Layer(over(*axes), over(*axes[1:]), None)
     return eqx.filter_shard(Layer(array(8, 4), array(4)), shardings)
 
 
 def put(tree, where):
-    """The same tree, with its arrays there."""
+    """Return a tree with its arrays on this device or sharding."""
     dynamic, static = eqx.partition(tree, eqx.is_array)
     return eqx.combine(jax.device_put(dynamic, where), static)
 
@@ -118,7 +118,7 @@ def test_inputs_and_outputs_keep_their_shardings(split):
 
 
 def test_another_sharding_is_compiled_for_and_then_warm():
-    """As by `jax.jit`: without tracing, and once; for a mesh JAX traces again."""
+    """As with `jax.jit`, it is compiled once without a trace. For another mesh JAX traces again."""
     twins = PlacedTwins(lambda model, x: (model, model(x)))
     third = SingleDeviceSharding(jax.devices()[3])
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_another_sharding_is_compiled_for_and_then_warm():
 
 @both
 def test_arrays_of_here_and_there(filter_jit):
-    """What JAX may move joins the others; what was put elsewhere is refused, and harms nothing."""
+    """JAX moves uncommitted arrays. Arrays committed to other devices are rejected without harm."""
     f = filter_jit(lambda model, x: model(x))
     model, x = layer("data", "model"), batch("data")
     expected, elsewhere = f(model, x), jax.device_put(np.asarray(x), jax.devices()[3])
@@ -150,10 +150,10 @@ def test_arrays_of_here_and_there(filter_jit):
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 def test_under_set_mesh(axis_type):
-    """The mesh of the context decides, entered and left between warm calls."""
+    """The mesh of the context decides, even if it changes between warm calls."""
 
     def f(x, n):
-        # Where axes are explicit, the sharding is part of the type, which tracing sees.
+        # With explicit axes, the sharding is part of an array's type, so traces see it.
         return jnp.sin(x) * n, jnp.zeros(8), str(jax.typeof(x))
 
     twins = PlacedTwins(f)
@@ -180,7 +180,7 @@ def _local(weight, x, n):
 
 @pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["eager", "jitted"])
 def test_inside_shard_map(outer):
-    """The wrapped function is given tracers, cold and warm; and arrays in between."""
+    """The wrapped function gets tracers, cold and warm, and arrays in between."""
     weight, x = np.asarray(array(8, 4)), np.asarray(array(16, 8))
     specs = (PartitionSpec("model"), PartitionSpec("data", "model"))
     results = []
@@ -217,7 +217,7 @@ HARMLESS = {
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_which_programs_over_devices_are_waited_for(kind, axes):
     x = batch(*axes)
-    # A function of its own: those of one function share what was compiled.
+    # A new function, because wrappers of one function share programs.
     assert not classed(lambda x: HARMLESS[kind](x), x)
     assert classed(lambda x: HARMLESS[kind](eqx.error_if(x, x > 1, "above")), x)
 
@@ -227,7 +227,7 @@ def test_which_programs_over_devices_are_waited_for(kind, axes):
 
 @pytest.mark.parametrize("split", [False, True], ids=["replicated", "split weights"])
 def test_training(split):
-    """As upstream, bit for bit; as on one device, but for the order of sums."""
+    """Weights equal Equinox's bit for bit, and those of one device up to rounding."""
     optimizer = optax.adam(1e-2)
 
     def step(model, state, x, y):

@@ -33,7 +33,7 @@ LARGE = jnp.eye(32)
 
 
 def classed(function, x, **options):
-    """The class of a function's program: the same after its first call as after warm ones."""
+    """Return whether a function's program can raise, which warm calls must not change."""
     f = eqxjit.filter_jit(function, **options)
     f(x + 0)
     (first,) = blocks(f)
@@ -160,7 +160,7 @@ def test_another_program_of_a_warm_entry_is_classed_too(what, warm, clear):
 
 @pytest.mark.parametrize("around", [jax.jit, jax.vmap, jax.checkpoint, "lower", "disable_jit"])
 def test_what_was_traced_otherwise_is_classed_by_the_first_call(around):
-    """Inside a transformation, only lowered, or run without JIT. JAX may keep such a trace."""
+    """JAX may reuse a trace from a transformation, from a lowering, or from a run without JIT."""
     checking = eqxjit.filter_jit(sequential_callback)
     plain = eqxjit.filter_jit(lambda x: x * 2)
     for f in (checking, plain):
@@ -184,13 +184,13 @@ def test_what_was_traced_otherwise_is_classed_by_the_first_call(around):
 
 @jax.jit
 def late(x):
-    """`x`, which isn't there yet when this returns: JAX runs what follows in the background."""
+    """Return `x` before it is ready, so that JAX runs later programs in the background."""
     work = jax.lax.fori_loop(0, 30, lambda _, m: jnp.tanh(m @ m), jnp.ones((300, 300)) * x[0])
     return x + 0 * work[0, 0]
 
 
 def step(x):
-    """Its programs for three elements can raise, and no others."""
+    """Only its programs for three elements can raise."""
     return eqx.error_if(x, jnp.any(x < 0), "negative") if x.shape[-1] == 3 else x * 2
 
 
@@ -212,7 +212,7 @@ def with_an_error(f):
         f(late(-THREE))
 
 
-# What is done to a function before its calls; each action alone, or after a call of another shape.
+# Actions on a function before its calls, alone or after a call with another shape.
 BEFORE = {
     "nothing": lambda f: None,
     "a call": lambda f: f(THREE),
@@ -251,7 +251,7 @@ slow = pytest.mark.slow
 
 
 def assert_raises_at_the_call(f):
-    """Raises at the call that gets negative numbers, and at no other."""
+    """Check that only the call with negative numbers raises."""
     for n_good in (1, CALLS):
         with pytest.raises(eqx.EquinoxRuntimeError):
             f(late(-THREE))
@@ -267,7 +267,7 @@ def assert_raises_at_the_call(f):
 )
 @pytest.mark.parametrize("action", BEFORE)
 def test_no_error_is_lost(action, others, is_good_first):
-    """Whatever was traced, lowered or compiled of it before, and called in other shapes."""
+    """This holds whatever was traced, lowered, compiled or called before."""
     f = eqxjit.filter_jit(step)
     f.clear_cache()
     if "before" in others:
@@ -315,7 +315,7 @@ def test_no_error_is_lost_however_it_is_jitted(way, action):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_no_error_is_lost_after_any_actions(seed):
-    """Neither by the function's own calls nor by those of transformations of it."""
+    """This holds for calls of the function, and for calls of its transformations."""
     draw = random.Random(seed)
     f = eqxjit.filter_jit(step)
     for _ in range(draw.randint(1, 5)):
@@ -351,7 +351,7 @@ def _named(name, fun):
 @pytest.mark.parametrize("order", [["raises", "harmless"], ["harmless", "raises"]])
 @pytest.mark.parametrize("first", ["lower", "compile", "jax.jit", "vmap", "nothing"])
 def test_functions_of_one_name_are_not_mixed_up(first, order):
-    """JAX tells what it lowers and compiles by the names of functions."""
+    """JAX's events identify functions only by name."""
     raises = eqxjit.filter_jit(_named("one", sequential_callback))
     harmless = eqxjit.filter_jit(_named("one", lambda x: x * 2))
     functions = [{"raises": raises, "harmless": harmless}[which] for which in order]
@@ -378,7 +378,7 @@ def test_functions_of_one_name_within_each_other(outer_raises):
 
 
 def _returns_before_it_is_done(call, times=10):
-    """Whether a call with much to compute returns before the result is there, at least once."""
+    """Return whether a call returns before its long computation is done, at least once."""
     return any(not call().is_ready() for _ in range(times))
 
 
@@ -393,7 +393,7 @@ HEAVY = jnp.ones((500, 500))
 
 @pytest.fixture
 def dispatches_asynchronously():
-    """JAX itself returns before a program is done."""
+    """Skip a test if JAX itself doesn't return before a program is done."""
     if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "0":
         pytest.skip("JAX is told to be synchronous")
     if not _returns_before_it_is_done(lambda: jax.jit(heavy)(HEAVY)):
@@ -412,7 +412,7 @@ def test_a_harmless_program_is_dispatched_asynchronously():
 @pytest.mark.usefixtures("dispatches_asynchronously")
 def test_a_first_call_does_not_wait_for_a_harmless_program():
     f = eqxjit.filter_jit(heavy)
-    # Each is traced and compiled.
+    # Each call is traced and compiled.
     new_shapes = iter([jax.block_until_ready(jnp.ones((500 + i, 500 + i))) for i in range(10)])
     assert _returns_before_it_is_done(lambda: f(next(new_shapes)))
 
@@ -428,8 +428,8 @@ def test_upstream_and_block_wait():
 
 # --- Foreign calls ------------------------------------------------------------------------------
 
-# They make waiting visible on the CPU. JAX runs a program with a host callback synchronously there,
-# but one with a foreign call, beside enough arithmetic, it lets run on.
+# Foreign calls make waiting visible on a CPU. JAX runs a program with a host callback synchronously
+# there, but a program with a foreign call and enough arithmetic asynchronously.
 _SOURCE = r"""
 #include <chrono>
 #include <cstring>
@@ -449,18 +449,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     check, Check,
     ffi::Ffi::Bind().Arg<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::F32>>());
 """
-_TARGET = "TopK_check"  # It begins as the name of an operation of XLA's that can't fail.
+_TARGET = "TopK_check"  # It begins like an operation of XLA that can't fail.
 
 
 def foreign(x, name=_TARGET):
-    """`x`; fails at runtime, after a while, if its first element is negative."""
+    """Return `x`, or fail at runtime, after a while, if its first element is negative."""
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return jax.ffi.ffi_call(name, result, vmap_method="broadcast_all")(x)
 
 
 @pytest.fixture(scope="module")
 def foreign_call(tmp_path_factory):
-    """Compiles the foreign function and tells JAX of it."""
+    """Compile the foreign function, and register it with JAX."""
     source = tmp_path_factory.mktemp("foreign") / "check.cc"
     source.write_text(_SOURCE)
     command = ["g++", "-std=c++17", "-w", "-shared", "-fPIC", "-I", jax.ffi.include_dir()]
@@ -478,7 +478,7 @@ def checked(x):
 @about_cpus("the handler of the foreign call is registered for them")
 @pytest.mark.usefixtures("foreign_call", "dispatches_asynchronously")
 class TestForeignCalls:
-    """Without the wait their errors would come after the call, at whatever uses the result."""
+    """Without waiting, their errors would be raised only where the result is used."""
 
     def test_jax_does_not_wait_for_them(self):
         f = jax.jit(checked)
@@ -495,7 +495,7 @@ class TestForeignCalls:
             lambda jit: jit(lambda x: eqx.filter_jit(checked)(x)),
             lambda jit: jit(lambda x: checked(x)).lower(LARGE).compile(),
             lambda jit: jit(eqx.Partial(lambda weight, x: checked(x) * weight, LARGE)),
-            # Whichever of several outputs is ready first.
+            # The checked output may be any of several outputs.
             lambda jit: lambda x: jit(lambda x: [x, checked(x), x + 1])(x)[0],
         ],
     )
@@ -526,5 +526,5 @@ class TestForeignCalls:
                 returned.clear()
                 with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a negative"):
                     around(-LARGE)
-                # It was the call that raised, not what came after it.
+                # The call itself raised the error.
                 assert returned == []

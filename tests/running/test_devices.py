@@ -11,7 +11,7 @@ _FILE = pathlib.Path(__file__).parent / "eight_devices.py"
 
 @pytest.mark.slow
 def test_on_eight_devices():
-    # The number of devices is decided once per process.
+    # A process can choose its number of devices only once.
     result = start(
         "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))",
         *("-q", "-n0", "-p", "no:cacheprovider", str(_FILE)),

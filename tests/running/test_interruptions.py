@@ -1,4 +1,4 @@
-"""What is raised in the middle of eqxjit's own code, and what dies there, leaves nothing behind."""
+"""Exceptions and dying objects in the middle of eqxjit's own code leave nothing behind."""
 
 import sys
 import threading
@@ -15,11 +15,11 @@ X = jnp.ones(3)
 
 
 class Interrupted(Exception):
-    """Raised as a signal handler would, between two calls of Python functions."""
+    """Raised like by a signal handler, between two calls of Python functions."""
 
 
 def interrupted_at(number, action):
-    """Run an action; raise in eqxjit's call of that number. Return whether it came so far."""
+    """Run an action, and raise in eqxjit's `number`-th call. Return whether there were so many."""
     n_calls = 0
 
     def trace(frame, event, _):
@@ -43,7 +43,7 @@ def interrupted_at(number, action):
 
 @pytest.mark.parametrize("first", range(1, 8))
 def test_an_interrupt_anywhere_in_a_first_call_leaves_no_trace_under_way(first):
-    """What counts towards `max_traces` is what `cache_info` shows, and later calls are right."""
+    """Only the traces in `cache_info` count towards `max_traces`, and later calls are right."""
     reached = True
     number = first
     n_uncounted = 0
@@ -80,7 +80,7 @@ def test_a_failed_trace_is_no_trace():
 
 
 class Last:
-    """The last owner of objects: when it dies, it waits for a peer, and then they die."""
+    """The last owner of some objects. When it dies, it waits for its peer, and then they die."""
 
     def __init__(self, barrier, held):
         self.barrier = barrier
@@ -95,7 +95,7 @@ def test_objects_of_two_functions_that_die_in_each_others_hands():
     """Each function's cache is cleared while the other's drops one of its static objects."""
     barrier = threading.Barrier(2)
     functions = [eqxjit.filter_jit(lambda x, fun, out: (fun(x), out.pop())) for _ in range(2)]
-    # Closures are compared by identity: with each of them an entry dies.
+    # Closures are compared by identity, so an entry dies with each closure.
     closures = [[lambda x, i=i: x + i] for i in range(2)]
     popping = [Popping([Last(barrier, others)]) for others in closures[::-1]]
     # The cache keeps what a trace made and returned. What is traced first is dropped first.
@@ -115,7 +115,7 @@ def test_objects_of_two_functions_that_die_in_each_others_hands():
 
 
 class Popping:
-    """A static object from which the traced function takes something, once."""
+    """A static object from which the traced function pops an item."""
 
     def __init__(self, values):
         self.pop = values.pop
@@ -125,7 +125,7 @@ class Popping:
     "error", [KeyError("gone"), NotImplementedError(), TypeError("moved")], ids=repr
 )
 def test_jax_that_finds_a_program_no_more_fails_no_call(monkeypatch, error):
-    """The call has run: whether its program can raise counts as unknown."""
+    """The call has run, but it is unknown whether its program can raise."""
     f = eqxjit.filter_jit(lambda x: x + 1)
     f(X)
     n_asked = 0

@@ -1,4 +1,4 @@
-"""What is dropped is freed: functions with their programs, arrays, structures beyond the bound."""
+"""Dropped functions are freed with their programs, and so are structures beyond the bound."""
 
 import functools
 import gc
@@ -17,7 +17,7 @@ from tests.support.sides import CALLS
 
 X = jnp.arange(1.0, 4.0)
 
-#: How many functions or objects of each kind, of which none may remain.
+#: How many functions or objects of each kind are created. None may remain.
 SOME = 4
 
 
@@ -37,7 +37,7 @@ class Model(eqx.Module):
 
 
 class Owner:
-    """A plain object with a method; compared by identity."""
+    """A plain object with a method. It compares by identity."""
 
     def __init__(self, i):
         self.i = i
@@ -65,7 +65,7 @@ def test_bounds_of_one_and_of_none():
 
 
 def _function(wrap=lambda filter_jit, f: filter_jit(f)):
-    """How a function and its wrapper are made."""
+    """Return a function that creates a function and its wrapper."""
 
     def make(filter_jit, i):
         def f(*args):
@@ -77,7 +77,7 @@ def _function(wrap=lambda filter_jit, f: filter_jit(f)):
 
 
 def _returning(output):
-    """The same of a function that returns what is made of its own parts."""
+    """Return the same for a function that returns a part of itself or of its wrapper."""
 
     def make(filter_jit, i):
         def f(x):
@@ -123,7 +123,7 @@ FUNCTIONS = {
 )
 def test_a_dropped_function_is_collected_with_its_programs(name, calls):
     make = FUNCTIONS[name]
-    # What all of them share, such as the jitted part of `error_if`, is there from now on.
+    # Compile the parts that all of them share first, such as the jitted part of `error_if`.
     make(eqxjit.filter_jit, -1)[1](X)
     before = executables()
     alive = []
@@ -142,7 +142,7 @@ def test_a_dropped_function_is_collected_with_its_programs(name, calls):
 
 @pytest.fixture
 def no_collection():
-    """Without the garbage collector: no cycle holds on to what may be gigabytes."""
+    """Disable the garbage collector, because no cycle may keep arrays alive."""
     gc.collect()
     gc.disable()
     yield
@@ -225,7 +225,7 @@ def test_the_least_recently_used_entry_goes():
     f = eqxjit.filter_jit(lambda x, n: traced.append(n) or x * n, maxsize=3)
     for n in (1, 2, 3):
         f(X, n)
-    # What is called again and again stays, whatever comes and goes beside it.
+    # A structure that is used again and again stays, however many others come and go.
     for n in range(4, 12):
         for _ in range(CALLS):
             f(X, 1)
@@ -234,7 +234,7 @@ def test_the_least_recently_used_entry_goes():
     assert traced == [1, 2, 3, *range(4, 12), 2]
 
 
-#: Static arguments that hold an object, which goes with its entry.
+#: Static arguments that hold an object, which dies with its entry.
 HOLDING = {
     "a lambda": lambda owner: lambda: owner,
     "a method": lambda owner: owner.method,
@@ -265,7 +265,7 @@ def test_an_entry_goes_with_the_object_that_it_was_made_for(kind, is_returned):
 
 
 def test_a_new_object_at_a_dead_ones_address_is_another():
-    """`id` is reused at once: a stale entry would be found."""
+    """Python reuses the `id` at once, so a stale entry would be found."""
     f = eqxjit.filter_jit(lambda static, x: x * static.i)
     for value in range(1, 20):
         static = Owner(value)

@@ -81,7 +81,7 @@ def test_functions_defined_again_by_all_threads():
 
 @both
 def test_contexts_of_single_threads(filter_jit):
-    """Configuration is a thread's own: one in x64 must not change the others' dtypes."""
+    """Each thread has its own configuration. A thread with x64 must not change others' dtypes."""
     f = filter_jit(lambda x: (x * 2, jnp.linspace(0.0, 1.0, 3)))
     numbers = np.linspace(0.0, 1.0, 7)
 
@@ -92,7 +92,7 @@ def test_contexts_of_single_threads(filter_jit):
                 outputs = f(numbers)
             assert {output.dtype.itemsize for output in outputs} == {8 if wide else 4}
 
-    # Before the race: first calls that race under different dtypes can fail with `jax.jit`, too.
+    # Trace before the race, because racing first calls with different dtypes can fail in JAX.
     work(0, calls=1)
     work(1, calls=1)
     race(work)
@@ -102,7 +102,7 @@ def test_contexts_of_single_threads(filter_jit):
 
 
 def test_a_runtime_error_is_that_of_its_own_thread():
-    """Upstream keeps the last error in one global variable: it may tell another thread's."""
+    """Equinox keeps the last error in one global variable, so it may show another thread's."""
 
     @eqxjit.filter_jit
     def f(x, i, fails=False):
@@ -159,7 +159,7 @@ class Static:
 
 @pytest.mark.parametrize("clear", ["clear_cache", "jax", "equinox", "collect", "evict"])
 def test_caches_cleared_in_between(clear):
-    """And functions that share a table, wrapped meanwhile, or collected."""
+    """Meanwhile functions with the same table are wrapped, and others are garbage-collected."""
 
     def fun(x, n):
         return {"y": x * n, "n": n}
@@ -182,7 +182,7 @@ def test_caches_cleared_in_between(clear):
                     out = g(X, n)
                     np.testing.assert_array_equal(out["y"], X * n)
                     assert out["n"] == n
-            # Its entry goes with it, at any moment.
+            # Its entry may be dropped with it, at any moment.
             assert f_of_statics(X, static) is static
 
     f_of_statics = eqxjit.filter_jit(lambda x, static: static)
@@ -194,7 +194,7 @@ def test_caches_cleared_in_between(clear):
 
 
 def _state():
-    """What upstream changes for the time of a call, and what else a careless wrapper might."""
+    """Return global state that Equinox, or a careless wrapper, changes during a call."""
     logger = logging.getLogger("jax._src.callback")
     return (
         tuple(map(id, logger.filters)),
@@ -210,7 +210,7 @@ def _state():
 @both
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_a_call_in_progress_changes_no_global_state(filter_jit):
-    """Seen from inside the program, by a callback: deterministic, unlike a look from outside."""
+    """A callback reads the state from inside the program, which is deterministic."""
     seen = []
 
     def look(x):
@@ -230,7 +230,7 @@ def test_a_call_in_progress_changes_no_global_state(filter_jit):
 
 
 def test_a_trace_ends_while_another_thread_is_in_the_middle_of_one():
-    """The other's program is read all the same, which may raise."""
+    """The other thread's program is still read, because it may raise."""
     is_begun, may_end = threading.Event(), threading.Event()
 
     @eqxjit.filter_jit
@@ -267,14 +267,14 @@ def _flatten(node):
 
 jax.tree_util.register_pytree_node(Counting, _flatten, lambda _, children: Counting(*children))
 
-#: The duration that JAX tells when it has traced or lowered something.
+#: The event that JAX sends at the end of a phase.
 _AFTER = {"tracing": None, "lowering": "/jax/core/compile/jaxpr_to_mlir_module_duration"}
 
 
 @pytest.mark.parametrize("phase", _AFTER)
 @both
 def test_warm_calls_do_no_more_while_another_thread_traces(filter_jit, phase):
-    """The thread is held up in the user's function, or between its lowering and its compilation."""
+    """The tracing thread is stopped in the user's function, or between lowering and compiling."""
     is_held_up, may_go_on = threading.Event(), threading.Event()
     traced_shapes = []
 
@@ -302,7 +302,7 @@ def test_warm_calls_do_no_more_while_another_thread_traces(filter_jit, phase):
     for _ in range(CALLS):
         f(node, jnp.ones(2))
     usual = n_flattened_by_a_warm_call()
-    # For good, because not every JAX can unregister it: it does nothing in other threads.
+    # It stays registered, because not every release of JAX can unregister a listener.
     jax.monitoring.register_event_duration_secs_listener(on_end)
     with ThreadPoolExecutor(1, "held up") as slow, ThreadPoolExecutor(1) as warm:
         other = slow.submit(f, node, jnp.ones(3))
@@ -320,7 +320,7 @@ def test_warm_calls_do_no_more_while_another_thread_traces(filter_jit, phase):
 
 @pytest.mark.parametrize("max_traces", [1, 2])
 def test_traces_at_the_same_time_are_limited_together(max_traces):
-    """None of them was counted when the others began."""
+    """None of the traces was counted when the others began."""
     barrier = threading.Barrier(3)
 
     @eqxjit.filter_jit(max_traces=max_traces)

@@ -1,4 +1,4 @@
-"""The tests of calls once more, in processes that nothing tells what JAX traces and compiles.
+"""Runs the tests of calls again, in processes without any listener of JAX's events.
 
 Records, reports and logs get their times from JAX's events. A user may remove all listeners
 (`jax.monitoring.clear_event_listeners()`), and every result, wait and error has to stay right.

@@ -1,4 +1,4 @@
-"""Guards compare static objects as a look-up in a dict does: by type, then hash, then `==`."""
+"""Guards call a user's `hash` and `==` as a lookup in a dict does, and raise their errors."""
 
 import collections
 import signal
@@ -28,7 +28,7 @@ class Counting:
     def __hash__(self):
         Counting.hashes += 1
         if Counting.raises is not None:
-            # A new one each time, because an exception keeps its traceback.
+            # Raise a new exception each time, because an exception keeps its traceback.
             raise Counting.raises("from a hash")
         return hash(self.value)
 
@@ -42,7 +42,7 @@ class Counting:
 
 
 class Timeout(Exception):
-    """As a signal handler raises it."""
+    """The error that a signal handler raises."""
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_the_user_s_methods_run_as_often_as_under_equinox(put):
 
     ours = [*counts(eqxjit.filter_jit)]
     for expected, found in zip(counts(eqx.filter_jit), ours, strict=True):
-        # Where it is in a static field, Equinox asks `==` alone.
+        # For an object in a static field, Equinox calls only `==`.
         assert found[0] <= max(expected[0], 1) + 1
         assert found[1] <= expected[1] + 1
     assert ours[-1][0] <= 1
@@ -122,7 +122,7 @@ def test_what_a_hash_raises_is_raised_at_once():
     Counting.hashes = 0
     with pytest.raises(Timeout, match="from a hash"):
         f(jnp.ones(2), v)
-    # By the fast path, and by the slow one that then serves.
+    # The fast path hashes it, and then the slow path.
     assert Counting.hashes <= 2
     Counting.raises = None
     assert_same(f(jnp.ones(2), v), 2 * jnp.ones(2))
@@ -136,7 +136,7 @@ ERRORS = [TypeError, ValueError, UnicodeError, RecursionError, AttributeError, K
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("method", ["hash", "=="])
 def test_a_call_raises_what_the_slow_path_raises(put, error, method, request):
-    """Whichever path it takes, with the same words."""
+    """The error and its text are the same on each path."""
     f = eqxjit.filter_jit(lambda x, v, n: x * n)
     x = jnp.ones(2)
     for n in (1, 2, 1):
@@ -150,7 +150,7 @@ def test_a_call_raises_what_the_slow_path_raises(put, error, method, request):
     expected = outcome(inside.caller(f).slow_call, x, value, 1)
     found = outcome(f, x, value, 1)
     if method == "hash" and error is TypeError and "static field" in request.node.callspec.id:
-        # Not hashable, as far as it tells: it equals no other.
+        # It says that it isn't hashable, so it equals no other object.
         assert_same(found, expected)
         return
     assert isinstance(expected, Exception)
@@ -162,7 +162,7 @@ def test_a_call_raises_what_the_slow_path_raises(put, error, method, request):
 
 @pytest.mark.parametrize("error", [TypeError, ValueError])
 def test_a_comparison_that_the_slow_path_does_not_make_raises_nothing(error):
-    """As that of two tables of data, which have no single truth value."""
+    """An example is the `==` of two data tables, which has no single truth value."""
 
     class Ambiguous(Own):
         def __hash__(self):
@@ -184,7 +184,7 @@ def test_a_comparison_that_the_slow_path_does_not_make_raises_nothing(error):
 
 
 def test_the_new_value_s_equality_is_asked():
-    """As a look-up in a dict does, if both have one."""
+    """A lookup in a dict does the same if both values have an `==`."""
 
     class Lenient:
         def __init__(self, accepts):
@@ -225,7 +225,7 @@ def test_the_very_part_of_a_container_counts_as_unchanged_without_a_hash():
 
 
 def test_code_of_the_users_runs_about_as_often_as_under_equinox():
-    """Once more for a fast path that is tried or made, and once more to describe a trace."""
+    """It may run once more when a fast path is created or tried, and once to describe a trace."""
     counts = collections.Counter()
 
     class Node:
@@ -260,7 +260,7 @@ def test_code_of_the_users_runs_about_as_often_as_under_equinox():
 
 
 def test_no_lock_is_held_while_static_values_are_compared():
-    """Or a lock that an `==` takes, as of an ORM, might wait for another caller without end."""
+    """Otherwise an `==` that takes a lock, as in an ORM, could deadlock with another caller."""
     f = eqxjit.filter_jit(lambda x, value: x * value.n)
     x = jnp.ones(2)
     finished = []
@@ -288,7 +288,7 @@ def test_no_lock_is_held_while_static_values_are_compared():
 
 
 class Interrupt(BaseException):
-    """As an exit, or Ctrl-C."""
+    """An exception like `SystemExit` or `KeyboardInterrupt`."""
 
 
 @pytest.mark.parametrize("second", [ValueError, Interrupt])
@@ -333,7 +333,7 @@ def test_an_error_is_not_lost_if_the_arguments_can_not_be_taken_apart_again(seco
 @pytest.mark.skipif(not SPECIALIZING, reason="the slow path words it")
 @pytest.mark.parametrize("error", [ValueError, RecursionError])
 def test_what_a_signal_handler_raises_in_a_guard_arrives(error):
-    """Also if it is an error on which the slow path has the last word otherwise."""
+    """This also holds for errors after which a call normally takes the slow path."""
 
     class Interrupted(Own):
         is_due = False

@@ -62,13 +62,13 @@ VALUES = {
         __hash__=lambda self: hash(number_of(self)),
     ),
     "hash changes": _kind(__eq__=_same_number, __hash__=lambda self: next(_turns)),
-    # As mocks and proxies do.
+    # Mocks and proxies do this.
     "getattr answers anything": _kind(__getattr__=lambda self, name: lambda *_, **__: self),
     "says that it is an array": _kind(__class__=jax.Array),
     "says that it is a Module": _kind(__class__=eqx.Module),
     "says that it is a tuple": _kind(__class__=tuple),
     "repr raises": _kind(__repr__=_raise),
-    # Not an array to Equinox, though NumPy would make one of it.
+    # Equinox doesn't treat it as an array, although NumPy could convert it.
     "is an array to NumPy": _kind(__array__=lambda *_, **__: np.ones(3)),
 }
 
@@ -90,8 +90,8 @@ def is_right(result, number):
 
 
 def is_clear(result):
-    """Whether a result is an error that tells what is wrong: the user's own, or where to look."""
-    # Of an endless `==`, as it stands.
+    """Return whether a result is the user's own error, or an error that says where to look."""
+    # A RecursionError comes from an endless `==`.
     return isinstance(result, RecursionError) or (
         isinstance(result, Exception)
         and any(part in str(result) for part in ("hostile", "`tree", "truth value"))
@@ -108,12 +108,12 @@ def test_a_hostile_static_value(name, place):
     for value in (two, two, two, two, three, two, other_two, three):
         result = outcome(lambda v: ours(put(v), X), value)
         assert is_right(result, number_of(value)) or is_clear(result), result
-        # The first may end in an error where upstream manages.
+        # The first call may raise an error although Equinox's doesn't.
         if name != "hash and == raise" and is_right(
             outcome(lambda v: theirs(put(v), X), value), number_of(value)
         ):
             assert is_right(result, number_of(value)), result
-    # And whatever has been, a good call is served.
+    # After that, a good call still works.
     for _ in range(CALLS):
         assert is_right(outcome(ours, put(4), X), 4)
 
@@ -132,7 +132,7 @@ def _ten_times(self, name):
     ids=", ".join,
 )
 def test_a_hostile_module_in_and_out(members):
-    """What upstream makes of it is right; and it comes out as it would there."""
+    """The result, and the Module that is returned, are those of Equinox."""
     fields = {"__annotations__": {"x": jax.Array, "scale": int}, "scale": eqx.field(static=True)}
     kind = type(eqx.Module)("Hostile", (eqx.Module,), {"__module__": __name__, **fields, **members})
     theirs, ours = [jit(lambda tree: (tree.x * tree.scale, tree)) for jit in BOTH]
@@ -153,7 +153,7 @@ def _renamed(**attributes):
 
 
 def _strange(**members):
-    """An object whose class has such members."""
+    """Return an object whose class has these members."""
     return type("Strange", (), {"__call__": lambda self, x, n=2: x * n, **members})()
 
 

@@ -31,7 +31,7 @@ class Tuple(NamedTuple):
 
 
 class TupleChild(Tuple):
-    """With a `__dict__`, and still without weak references."""
+    """A tuple subclass, which has a `__dict__` but no weak references."""
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
@@ -61,7 +61,7 @@ class Weak(Slots):
 
 
 class Number(int):
-    """Of variable size, so without weak references."""
+    """An int subclass, which has no weak references because its size varies."""
 
     __slots__ = ()
 
@@ -120,7 +120,7 @@ def test_methods_of_one_object_share_a_program(kind):
 @both
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_object_where_another_was_is_another(filter_jit, kind):
-    """Its `id` may be that of an object that died."""
+    """The new object may have the `id` of an object that died."""
     f = filter_jit(lambda x, method: method(x))
     for i in range(30):
         by = [2, 2.0][i % 2]
@@ -181,7 +181,7 @@ class NoEqSlots:
     by: Any
 
 
-#: Makes a static object of a number, and what a trace reads of it. The number decides all of it.
+#: Functions that create a static object from a number, which alone decides what traces read.
 MAKERS = {
     "method of a named tuple": lambda n: Tuple(n).scale,
     "method of slots": lambda n: Slots(n).scale,
@@ -207,14 +207,14 @@ MAKERS = {
     "slice": lambda n: slice(n),
 }
 
-#: What of them can't be hashed, or is an array, and so stands in static fields only.
+#: The objects that can't be hashed, or are arrays, and so can only be in static fields.
 IN_FIELDS = {"slice", "structured scalar"}
 
 NUMBERS = [0, 1, 2, 0.0, -0.0, 1.0, 2.0, True, False]
 
 
 def shown(value):
-    """What a trace can read of a static object."""
+    """Return what a trace can read from a static object."""
     if isinstance(value, functools.partial):
         return "partial", shown(value.func), [shown(v) for v in value.args]
     if hasattr(value, "__self__") and not isinstance(value.__self__, type(np)):
@@ -226,9 +226,10 @@ def shown(value):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_static_objects(seed):
-    """Each call sees its own objects, of which some are new and some were met before.
+    """Each call sees its own objects, some of which are new.
 
-    Upstream takes some of them for others, such as `1.0` for `1`; so results are those without jit.
+    Equinox mistakes some objects for others, such as `1.0` for `1`. So the plain function's results
+    are expected.
     """
     rng = random.Random(seed)
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Partition: what is traced, what is static, and that each kind of node gets through a call."""
+"""What is traced, what is static, and that a call can pass and return each kind of node."""
 
 import collections
 import operator
@@ -61,17 +61,17 @@ STATIC = {
     "method of a plain object": [1].append,
 }
 if hasattr(jax, "new_ref"):
-    # Not a `jax.Array`, as `equinox.is_array` says.
+    # `equinox.is_array` says that a reference isn't a `jax.Array`.
     STATIC["ref"] = jax.new_ref(jnp.zeros(2))
 
 
 def describe(x):
-    """Whether JAX traces a value, and if so, as what."""
+    """Return how JAX traces a value, or that it is static."""
     return str(x.aval) if isinstance(x, jax.core.Tracer) else None
 
 
 def everywhere(leaf):
-    """A leaf as an argument, and within nodes of several kinds."""
+    """Return a leaf as an argument, and within nodes of several kinds."""
     return leaf, (1, leaf), {"leaf": leaf}, eqx.nn.Lambda(leaf), eqx.Partial(max, leaf)
 
 
@@ -109,7 +109,7 @@ class Inner(eqx.Module):
 
 
 class TupleSubclass(tuple):
-    """No pytree node: JAX goes by the exact type, so this is a static leaf."""
+    """A static leaf, because JAX registers exact types, not subclasses."""
 
 
 w = jnp.arange(1.0, 3.0)
@@ -141,13 +141,13 @@ NODES = {
 
 
 def moved(tree, by):
-    """The tree with other values in its inexact arrays."""
+    """Return the tree with different values in its inexact arrays."""
     return jax.tree.map(lambda leaf: leaf + by if eqx.is_inexact_array(leaf) else leaf, tree)
 
 
 @pytest.mark.parametrize("name", NODES)
 def test_each_node_goes_in_and_out(name):
-    """The function sees what the caller passed, and the caller gets what it returned: each time."""
+    """In each call, the function gets what was passed, and the caller what was returned."""
     tree = NODES[name]
     seen = []
 
@@ -168,7 +168,7 @@ def test_each_node_goes_in_and_out(name):
 
 @both
 def test_an_outdated_state_is_refused(filter_jit):
-    """`eqx.nn.State` refuses to be flattened once it has been updated, also by a warm call."""
+    """Flattening an outdated `eqx.nn.State` raises an error, in a warm call, too."""
     index = eqx.nn.StateIndex(jnp.zeros(()))
     f = filter_jit(lambda state: state.get(index) + 1)
     for _ in range(CALLS):

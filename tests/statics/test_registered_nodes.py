@@ -109,7 +109,7 @@ def plain_class():
     return Plain
 
 
-#: How to make a class, an object of it, and how to read that.
+#: How to create a class, to create an object of it, and to read the object.
 BASES: dict[str, tuple[Any, Any, Any]] = {
     "namedtuple": (namedtuple, by_arguments, read_fields),
     "NamedTuple's subclass": (below(TypedTuple), by_arguments, read_fields),
@@ -128,7 +128,7 @@ WAYS = ("node", "node with keys", "node class", "dataclass", "static")
 
 @dataclasses.dataclass
 class Kind:
-    """A drawn class: how to make its objects, read them, and register it."""
+    """A random class: how to create its objects, read them, and register it."""
 
     cls: type
     make: Callable[..., Any]
@@ -178,7 +178,7 @@ def kinds(draw):
     make_class, make, read = BASES[draw(st.sampled_from([*BASES]))]
     cls = make_class()
     way = draw(st.sampled_from(WAYS))
-    # The others are metadata, where arrays have no place.
+    # The other fields are metadata, which must not hold arrays.
     order = draw(st.permutations(draw(st.sampled_from([(0, 1), (0, 1, 2)]))))
     order = [] if way == "static" else order
     return Kind(cls, functools.partial(make, cls), read, way, order)
@@ -274,7 +274,7 @@ def test_static_values(kind, is_late):
 @settings(max_examples=12)
 @given(kind=kinds(), place=places)
 def test_beside_calls(kind, place):
-    """Transformations, closures, ahead of time, and what lies below a wrapper."""
+    """Nodes in transformations, in closures, ahead of time, and in wrapped callables."""
     put, find = place
     kind.register()
     tree = put(kind.make(*numbers(kind), 10.0))
@@ -328,7 +328,7 @@ def test_an_explanation_names_the_children_as_jax_does():
 
 
 def test_objects_whose_class_is_registered_between_warm_calls():
-    """They were static, and their `==` overlooks the array that they hold."""
+    """The objects were static before, and their `==` ignores the array in them."""
 
     class Named:
         def __init__(self, name, x):

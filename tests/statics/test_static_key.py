@@ -1,6 +1,6 @@
-"""The typed static key: static values that `==` takes for the same although a program tells them.
+"""Typed static keys: values that are equal by `==`, although a program can tell them apart.
 
-Upstream's answer stands beside ours wherever it is wrong, so that a fix there is noticed here.
+Where Equinox's result is wrong, the tests check it, too, so that a fix is noticed.
 """
 
 import collections
@@ -37,7 +37,7 @@ class OtherPair(NamedTuple):
     second: Any
 
 
-#: Values that are equal, and hash alike, but aren't the same to a program.
+#: Values with equal hashes that are equal by `==`, but that a program can tell apart.
 CONFUSABLE = {
     "one": (1, True, 1.0, Level.ONE, fractions.Fraction(1)),
     "signs": (0.0, -0.0),
@@ -47,7 +47,7 @@ CONFUSABLE = {
     "frozenset": (frozenset({1, "a"}), frozenset({1.0, "a"}), frozenset({True, "a"})),
 }
 
-#: The same for values that can't be hashed, and hence only stand in static fields.
+#: The same for values that can't be hashed, and so can only be in static fields.
 CONFUSABLE_UNHASHABLE = {
     "list": ([1, [0.0]], [True, [0.0]], [1, [-0.0]], [1, [0]]),
     "dict": (
@@ -89,7 +89,7 @@ AS_METADATA = {
     "a Module in a static field": (lambda v: Holder(Holder(v)), lambda t: t.value.value),
 }
 
-#: Each kind of value as a leaf and as metadata, and the telling ones in all other places.
+#: Each kind of value as a leaf and as metadata, and a few kinds in all other places.
 CASES = [
     *[("an argument", group) for group in CONFUSABLE],
     *[("a static field", group) for group in CONFUSABLE | CONFUSABLE_UNHASHABLE],
@@ -103,13 +103,13 @@ CASES = [
 
 
 def shown(value):
-    """All that `==` overlooks."""
+    """Return a text with all differences that `==` ignores."""
     return type(value).__name__, repr(value)
 
 
 @pytest.mark.parametrize(("place", "group"), CASES)
 def test_equal_values_that_differ_are_told_apart(place, group):
-    """Upstream returns the first one's result for the others."""
+    """Equinox returns the first value's result for all of them."""
     put, get = (AS_LEAF | AS_METADATA)[place]
     values = (CONFUSABLE | CONFUSABLE_UNHASHABLE)[group]
     twins = Twins(lambda tree: shown(get(tree)))
@@ -128,7 +128,7 @@ def test_equal_values_that_differ_are_told_apart(place, group):
     ],
 )
 def test_equal_values_within_the_function_are_told_apart(wrap):
-    """Upstream's wrappers of Modules share one cache, and so here do those of equal Modules."""
+    """Wrappers of equal Modules share a cache, as Equinox's wrappers of Modules do."""
     functions = [(value, wrap(value)) for value in CONFUSABLE["one"]]
     for _ in range(CALLS):
         for value, function in functions:
@@ -155,7 +155,7 @@ NANS = {
 
 @pytest.mark.parametrize("name", NANS)
 def test_nan_equals_nan(name):
-    """Upstream traces again for each new NaN."""
+    """Equinox traces again for each new NaN."""
     twins = Twins(lambda x, value: (x * 2, shown(value)))
     make = NANS[name]
     for i in range(CALLS):
@@ -180,7 +180,7 @@ def test_numbers_that_differ_are_told_apart():
 
 
 class ByName:
-    """Equal where its own `==` says so, whatever else it holds."""
+    """A class with an `==` that compares only the name."""
 
     def __init__(self, name, note):
         self.name = name
@@ -205,7 +205,7 @@ class Noted:
 
 @dataclasses.dataclass(frozen=True)
 class Rounded:
-    """Its own `==`, which a dataclass keeps."""
+    """A dataclass with an `==` of its own, which the decorator keeps."""
 
     value: float
 
@@ -222,7 +222,7 @@ class ByIdentity:
 
 
 class Tagged(tuple):
-    """Has an `==` of its own, which looks at more than the items."""
+    """A container with an `==` that compares more than the items."""
 
     def __new__(cls, tag):
         made = super().__new__(cls, (1, 2))
@@ -289,7 +289,7 @@ def test_the_same_values_share_a_trace_and_different_ones_do_not(values, traces)
 @pytest.mark.parametrize("n", [98, 100, 102])
 @pytest.mark.parametrize("kind", ["list", "set", "dict", "depth"])
 def test_a_change_in_place_is_seen_up_to_the_bound(kind, n):
-    """Past it, of parts or of depth, the very object is taken to be unchanged."""
+    """Beyond the bound of parts or depth, the same object counts as unchanged."""
     inner = [1]
     nested = functools.reduce(lambda within, _: [within], range(n - 1), inner)
     value, change = {
@@ -342,7 +342,7 @@ PLACES = {"a field": lambda t: t, "a list": lambda t: [t, 1], "a dict": lambda t
 def test_static_arrays_are_told_apart(group, put):
     f = eqxjit.filter_jit(lambda holder: (holder.weight * 2, repr(holder.table)))
     for _ in range(3):
-        # Made again each time: equal ones share a program.
+        # Created again each time, because equal arrays share a program.
         for table in [put(array.copy()) for array in group] * 2:
             assert_same(f(Tabled(jnp.ones(2), table)), (2 * jnp.ones(2), repr(table)))
     assert f.cache_info().traces == len(group)
@@ -360,7 +360,7 @@ def test_static_arrays_of_a_subclass_or_of_objects_and_keys_compare_by_identity(
 
 @ignore_warning
 def test_a_static_array_changed_in_place_is_no_new_trace():
-    """JAX may go on using what it held, so another trace would be in vain; a copy counts."""
+    """JAX may keep using the old content, so a new trace would be useless. A copy is compared."""
     f = eqxjit.filter_jit(lambda holder: holder.weight * holder.table)
     table = np.ones(2)
     for _ in range(3):
@@ -388,7 +388,7 @@ HOLD = {
 @pytest.mark.parametrize("n_warm", [1, CALLS])
 @ignore_warning
 def test_a_changed_array_spoils_nothing_for_others(name, n_warm):
-    """A trace for another shape compiles in what the array holds by then."""
+    """A trace for another shape compiles in the array's current content."""
     put, get = HOLD[name]
     # Not the array itself: JAX may go on using what that held.
     f = eqxjit.filter_jit(lambda holder: holder.weight * get(holder.table).tolist()[0])
@@ -407,14 +407,14 @@ def test_a_changed_array_spoils_nothing_for_others(name, n_warm):
             assert call(never_changed, n) == n
             assert call(np.array([1.0, 2.0]), n) == n
             assert call(np.array([5.0, 2.0]), n) == 5 * n
-    # Programs that were compiled before serve others still, or are compiled again.
+    # Older programs still serve other arrays, or are compiled again.
     assert call(np.array([1.0, 2.0])) == 1
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 @ignore_warning
 def test_a_changed_array_of_a_function_spoils_nothing_for_others(is_first):
-    """Equal Modules share programs; a wrapper's own static objects are compared in no call."""
+    """Equal Modules share programs, and calls don't compare the wrapper's static objects."""
 
     class Scale(eqx.Module):
         by: Any = eqx.field(static=True)

@@ -31,7 +31,7 @@ class Model(eqx.Module):
     name: str = eqx.field(static=True, default="net")
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies it."""
+        """Apply the model."""
         return self.weight * x
 
     def step(self, x, rate=0.1):

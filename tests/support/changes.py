@@ -16,7 +16,7 @@ from tests.support.strategies import Change
 
 
 def apply(change: Change, args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """Makes a change somewhere in the arguments.
+    """Change something in the arguments, in place.
 
     **Returns:**
 
@@ -24,11 +24,11 @@ def apply(change: Change, args: list[Any], kwargs: dict[str, Any]) -> bool:
     compares an object with itself, or an `OrderedDict` with a `dict`.
     """
     places = [place for value in (*args, *kwargs.values()) for place in _places(value)]
-    # An argument itself can be replaced, but not left out, and none added: that would be an error.
+    # An argument can be replaced, but not removed or added, which would be an error.
     places += [_Place(part, [_replace_item]) for part in (args, kwargs)]
     place = places[change.place % len(places)]
     way = place.ways[change.way % len(place.ways)]
-    # Read-only, empty, or unhashable: then nothing is changed.
+    # Nothing changes if the target is read-only or empty, or if a new value can't be hashed.
     with contextlib.suppress(ValueError, TypeError, LookupError, ZeroDivisionError):
         way(place.target, change)
     return place.is_static
@@ -39,12 +39,12 @@ _KINDS |= {dict: collections.OrderedDict, collections.OrderedDict: dict}
 
 
 def _instead_of(old: Any, change: Change) -> Any:
-    """An equal value of another type, or the other zero; where there is none, a new one."""
+    """Return an equal value of another type, or a zero of the other sign, or else a new value."""
     if type(old) is float and old == 0 and math.copysign(1, old) > 0:
         return -0.0
     if type(old) in _KINDS and (not isinstance(old, (int, float)) or old in (0, 1)):
         return _KINDS[type(old)](old)
-    # Never an array in a static field: it doesn't belong there.
+    # Arrays don't belong in static fields.
     return change.array() if eqx.is_array(old) else change.value()
 
 
@@ -52,7 +52,7 @@ _Way = Callable[[Any, Change], Any]
 
 
 class _Place(NamedTuple):
-    """An object that can be changed in place, in some ways, which may change a static value."""
+    """An object that can be changed in place, and the ways to change it."""
 
     target: Any
     ways: list[_Way]
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
 
 
 def _places(value: Any, is_static: bool = False) -> Iterator[_Place]:
-    """Each object below a value that can be changed, static fields and what they hold included."""
+    """Yield each mutable object in a value, also in static fields."""
     ways = next((ways for kind, ways in _WAYS.items() if isinstance(value, kind)), None)
     if ways is not None:
         always_static = not isinstance(value, (list, dict, np.ndarray))
@@ -74,7 +74,7 @@ def _places(value: Any, is_static: bool = False) -> Iterator[_Place]:
     try:
         one_level = default_registry.flatten_one_level(value)
     except (TypeError, ValueError, AttributeError):
-        # An `eqx.nn.State` that is out of date; keys that can't be sorted; a deleted attribute.
+        # It is an outdated `eqx.nn.State`, or has keys that can't be sorted, or lacks an attribute.
         return
     for child in [] if one_level is None else one_level[0]:
         yield from _places(child, is_static)
@@ -105,7 +105,7 @@ def _reorder(target: Any, change: Change) -> None:
 def _replace_attribute(target: Any, change: Change) -> None:
     attributes = vars(target)
     name = _key(attributes, change)
-    # Also where the class is frozen.
+    # This also works for frozen classes.
     object.__setattr__(target, name, _instead_of(attributes[name], change))
 
 
@@ -138,6 +138,6 @@ _WAYS: dict[Any, list[_Way]] = {
     ],
     set: [lambda target, change: target.add(change.value())],
     np.ndarray: [_overwrite],
-    # Such a state is out of date from then on.
+    # This makes the old state outdated.
     eqx.nn.State: [lambda target, change: target.update(target.substate(()))],
 }

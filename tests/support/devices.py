@@ -1,4 +1,4 @@
-"""Which tests are about CPUs, and what an asynchronous device leaves behind."""
+"""Marks tests that are about CPUs, and clears errors of asynchronous devices."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ import pytest
 
 
 def about_cpus(reason: str) -> pytest.MarkDecorator:
-    """Mark a test that says nothing on another device; the reason says why."""
+    """Mark a test that is meaningful only on a CPU, for this reason."""
     return pytest.mark.skipif(jax.default_backend() != "cpu", reason=f"about CPUs: {reason}")
 
 

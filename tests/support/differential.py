@@ -1,4 +1,4 @@
-"""Runs one scenario under eqxjit, under Equinox and without JIT, and compares all that shows."""
+"""Runs one scenario under eqxjit, under Equinox and without JIT, and compares the outcomes."""
 
 import contextlib
 import copy
@@ -22,10 +22,11 @@ from tests.support.strategies import BOOM, Change, Scenario
 
 
 def described(tree: Any, avals: bool = True) -> str:
-    """A tree's structure, static values and (unless told not to) the shapes of its arrays, as text.
+    """Return a text of a tree's structure, static values and, by default, shapes of arrays.
 
-    All that `filter_jit` compiles for, and nothing else: JAX and Python print `1`, `True` and `1.0`
-    differently, and equal values of one type equally. Shares nothing with eqxjit's own keys.
+    Two texts are equal exactly if `filter_jit` may use one program. JAX and Python print `1`,
+    `True` and `1.0` differently, and equal values of one type equally. No code of eqxjit is
+    involved.
     """
     leaves, treedef = tree_flatten(tree)
     return f"{treedef} {[_described_leaf(leaf, avals) for leaf in leaves]}"
@@ -41,7 +42,7 @@ def _described_leaf(leaf: Any, avals: bool) -> str:
 
 
 def content(tree: Any) -> list[Any]:
-    """The bytes of a tree's arrays."""
+    """Return the bytes of a tree's arrays."""
     arrays = [jnp.asarray(leaf) for leaf in tree_leaves(tree) if eqx.is_array(leaf)]
     return [np.asarray(_numbers(array)).tobytes() for array in arrays]
 
@@ -55,23 +56,23 @@ def _numbers(array: Any) -> Any:
 
 
 def statics(tree: Any) -> list[Any]:
-    """The static leaves of a tree."""
+    """Return the static leaves of a tree."""
     return [leaf for leaf in tree_leaves(tree) if not eqx.is_array(leaf)]
 
 
-#: Of an equal value of these types nobody can tell whose it is.
+#: Nobody can tell an equal value of these types from the original.
 _NOBODYS = (bool, int, float, complex, str, bytes, range)
 
 
 def is_nobodys(value: Any) -> bool:
-    """Whether an equal value, of the same type, may stand for this one."""
+    """Return whether an equal value of the same type may replace this value."""
     if type(value) is frozenset:
         return all(map(is_nobodys, value))
     return type(value) in _NOBODYS or isinstance(value, np.dtype)
 
 
 def containers(tree: Any) -> Iterator[Any]:
-    """The nodes of a tree that could be changed in place."""
+    """Return the nodes of a tree that could be changed in place."""
     one_level = default_registry.flatten_one_level(tree)
     if one_level is not None:
         if isinstance(tree, (list, dict)) or (
@@ -98,7 +99,7 @@ def _first(inputs: dict[str, Any]) -> Any:
 
 
 def _seen(inputs: dict[str, Any]) -> Any:
-    # A compiled program that serves a call it wasn't made for is caught by either part.
+    # Each part reveals a program that serves a call for which it wasn't compiled.
     text = described(inputs)
     return text, np.uint32(zlib.crc32(text.encode()))
 
@@ -113,7 +114,7 @@ def _twice(inputs: dict[str, Any]) -> Any:
     return {"b": shared, "a": shared}
 
 
-#: What the output of a function may consist of.
+#: The pieces of which the output of a function may consist.
 PIECES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "inputs": lambda inputs: inputs,
     "doubled": lambda inputs: tree_map(_double, inputs),
@@ -125,7 +126,7 @@ PIECES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "nothing": lambda inputs: None,
 }
 
-#: What is jitted, made of a function and a value that it takes first.
+#: The callable to jit, created from a function and from the value of its first parameter.
 FORMS: dict[str, Callable[[Callable[..., Any], Any], Any]] = {
     "function": lambda function, bound: function,
     "functools_partial": functools.partial,
@@ -157,7 +158,7 @@ class Side:
         self.wrap()
 
     def wrap(self, how: str = "wrap") -> None:
-        """Make the jitted function again, in one of three ways."""
+        """Wrap the function again, in one of three ways."""
         if how == "wrap":
             self.jitted = self._jit(self._fun)
         else:
@@ -167,7 +168,7 @@ class Side:
 
     def _body(self, inputs: dict[str, Any]) -> Any:
         self.runs += 1
-        # Raises for arrays that JAX doesn't take: also without JIT, where JAX itself doesn't look.
+        # Raises for arrays that JAX rejects, also without JIT, where JAX doesn't check.
         text = described(inputs)
         if BOOM in [leaf for leaf in tree_leaves(inputs) if type(leaf) is str]:
             raise Boom(text)
@@ -203,9 +204,9 @@ def _outcome(side: Side, context: str, args: list[Any], kwargs: dict[str, Any]) 
 
 
 def _taken_apart(tree: Any) -> Any:
-    """A tree as it comes out of being flattened, if it can be.
+    """Return a tree after it was flattened and unflattened, if it can be.
 
-    A Module that lacks a field isn't quite the same then.
+    This changes a Module that lacks a field.
     """
     try:
         return tree_map(lambda leaf: leaf, tree)
@@ -213,7 +214,7 @@ def _taken_apart(tree: Any) -> Any:
         return tree
 
 
-#: What stands for arguments that don't fit, or that no jitted function takes.
+#: Stands for arguments that don't fit, or that no jitted function takes.
 UNTRACEABLE = "not to be traced"
 
 
@@ -224,20 +225,20 @@ class Comparison:
         self._new_side = functools.partial(Side, scenario, scenario.bound())
         self._plain = self._new_side(lambda fun: fun)
         self._ours = self._new_side(eqxjit.filter_jit)
-        #: By what is traced: a `equinox.filter_jit` for that alone, so that it is never stale.
+        #: A new `equinox.filter_jit` for each text of `described`, so that it is never stale.
         self._references: dict[str, Side] = {}
-        #: By what was traced: the static leaves that came in, and those that our trace returned.
+        #: The static leaves that each of our traces was given and returned, by the same text.
         self._traced: dict[str, tuple[list[Any], list[Any]]] = {}
         self._structures: set[str] = set()
         self._n_traces = 0
         self._changed = False
         self._statics_changed = False
-        #: All that was returned: kept, so that no `id` is used again.
+        #: All results, which are kept so that no `id` is used again.
         self._returned: list[Any] = []
         self._returned_ids: set[int] = set()
 
     def change(self, before: Change | str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Change the arguments in place, or make the jitted function again."""
+        """Change the arguments in place, or wrap the function again."""
         if isinstance(before, Change):
             self._changed = True
             self._statics_changed |= changes.apply(before, args, kwargs)
@@ -245,10 +246,10 @@ class Comparison:
             self._ours.wrap(before)
 
     def call(self, context: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Makes a call on all sides."""
+        """Make a call on all sides."""
         traced_for, structure, given = self._what_is_traced(args, kwargs)
         if traced_for == UNTRACEABLE and context == "disable_jit":
-            # Equinox refuses nothing then; eqxjit is as strict as ever.
+            # Equinox rejects nothing then, but eqxjit is as strict as always.
             context = "plain"
         if traced_for not in self._references:
             self._references[traced_for] = self._new_side(eqx.filter_jit)
@@ -287,7 +288,7 @@ class Comparison:
 
     def _compare_errors(self, ours: Outcome, expected: Outcome, plain: Outcome) -> None:
         errors = {type(ours.error), type(expected.error)}
-        # A change may have made a second argument bad: then either may be found first.
+        # A change may have made a second argument bad. Either error may be raised first then.
         assert len(errors) == 1 or (self._changed and errors == {TypeError, ValueError}), errors
         assert ours.runs == expected.runs
         if isinstance(expected.error, Boom):
@@ -302,7 +303,7 @@ class Comparison:
     def _compare_traces(
         self, traced_for: str, structure: str, context: str, runs: int, given: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Check whether ours traced. Return the statics that came in, and out, when it did."""
+        """Check whether eqxjit traced. Return the trace's static inputs and static outputs."""
         traced = given, self._ours.returned
         if context == "disable_jit":
             assert runs == 1
@@ -310,7 +311,7 @@ class Comparison:
             assert runs == 1, "not traced: a stale program"
             self._structures.add(structure)
         elif runs:
-            # It would have returned static objects that their owner has changed since.
+            # The old program would return static objects that their owner has changed since.
             assert self._statics_changed, "traced again"
         else:
             traced = self._traced[traced_for]
@@ -336,7 +337,7 @@ class Comparison:
         for ours, theirs in zip(output, returned, strict=True):
             pairs = zip(given, given_then, strict=True)
             own = [now for now, then in pairs if then is theirs]
-            # That they are equal was compared before.
+            # Their equality was checked before.
             if not is_nobodys(theirs):
                 assert any(ours is each for each in own or [theirs]), (ours, own, theirs)
 
@@ -351,7 +352,7 @@ class Comparison:
 
 
 def compare(scenario: Scenario) -> None:
-    """Plays a scenario on all sides.
+    """Run a scenario on all sides.
 
     **Raises:**
 

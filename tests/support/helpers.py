@@ -42,7 +42,7 @@ class Twins:
         self.ours = Counted(eqxjit.filter_jit, fun, **options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Our answer to a call, the same from the first call to a warm one, and upstream's."""
+        """Return eqxjit's result and Equinox's, after a check that cold and warm calls agree."""
         expected = self.upstream(*args, **kwargs)
         for _ in range(CALLS):
             result = self.ours(*args, **kwargs)
@@ -54,7 +54,7 @@ class Twins:
 
 
 class Own:
-    """Hashable, with its own `==`, and changeable."""
+    """A mutable, hashable object with its own `==`."""
 
     def __init__(self, value):
         self.value = value
@@ -70,12 +70,12 @@ class Own:
 
 
 def assert_specialized(wrapper: Any) -> None:
-    """A warm function has a specialised call, unless those are switched off."""
+    """Check that a warm function has a fast path, unless fast paths are switched off."""
     assert (wrapper.specialized_source() is not None) == SPECIALIZING
 
 
 def outcome(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """What a call returns, or the error that it raises."""
+    """Return what a call returns, or the error that it raises."""
     try:
         return f(*args, **kwargs)
     except Exception as error:
@@ -83,7 +83,7 @@ def outcome(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 def warm(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """What a call returns, the same from the first call to a warm one."""
+    """Return a call's result, after a check that cold and warm calls return the same."""
     first = f(*args, **kwargs)
     for _ in range(CALLS - 1):
         assert_same(f(*args, **kwargs), first)
@@ -91,7 +91,7 @@ def warm(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Two pytrees agree: in structure, in the types of their leaves, and bit for bit."""
+    """Check that two pytrees have the same structure and types, and are equal bit for bit."""
     structure, expected = tree_structure(one), tree_structure(other)
     # Since Python 3.13 a dataclass that holds NaN doesn't equal itself.
     assert structure == expected or ("nan" in repr(structure) and repr(structure) == repr(expected))
@@ -103,7 +103,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def same_leaf(one: Any, other: Any) -> bool:
-    """Whether two leaves agree in type and value, down to the sign of zero and the kind of NaN."""
+    """Return whether two leaves have the same type and value, including the sign of zero."""
     if type(one) is not type(other):
         return False
     if isinstance(one, jax.Array):
@@ -120,12 +120,12 @@ def same_leaf(one: Any, other: Any) -> bool:
 
 
 def assert_close(one: Any, other: Any) -> None:
-    """Two trees of arrays agree, but for the order of their sums."""
+    """Check that two trees of arrays are equal up to rounding."""
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, other)
 
 
 def recursion_left() -> int:
-    """How deep Python code may recurse from here on."""
+    """Return how deep Python code may still recurse."""
     try:
         return 1 + recursion_left()
     except RecursionError:
@@ -133,7 +133,7 @@ def recursion_left() -> int:
 
 
 class Hooked:
-    """A static object whose `==` and `hash` run whatever is set."""
+    """A static object whose `==` and `hash` run a function that a test sets."""
 
     hook: Any = staticmethod(lambda: None)
 

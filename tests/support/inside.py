@@ -1,6 +1,6 @@
-"""The one way into eqxjit's private state: tests read and set it by these names.
+"""Access to eqxjit's private state. Tests read and set private state only by these functions.
 
-Beside this, a test may import the unit that it tests, and use what of it has no underscore.
+A test may also import the unit that it tests, and use its names without an underscore.
 """
 
 import gc
@@ -11,17 +11,17 @@ from eqxjit._diagnostics import history as _history
 
 
 def table(wrapper: Any) -> Any:
-    """The table of a wrapper's function."""
+    """Return the table of a wrapper's function."""
     return wrapper._function.table
 
 
 def caller(wrapper: Any) -> Any:
-    """The calls of a wrapper."""
+    """Return the object that handles the calls of a wrapper."""
     return wrapper._handler
 
 
 def blocks(wrapper: Any) -> list[bool]:
-    """For each structure, whether calls wait for a program: programs that were run must be read."""
+    """Return, for each structure, whether calls wait for one of the programs that were read."""
     entries = [*table(wrapper).entries.values()]
     programs = [[ref() for _, ref in entry.outs.values()] for entry in entries]
     return [any(p.must_wait for p in each if p is not None and not p.unread) for each in programs]
@@ -35,5 +35,5 @@ def clear_tables() -> None:
 
 
 def forget_families() -> None:
-    """Note no function so far as one with which others are compared."""
+    """Forget the functions with which later functions would be compared."""
     _history._family_of.cache_clear()

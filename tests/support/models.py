@@ -41,5 +41,5 @@ def mlp():
 
 
 def arrays(tree: Any) -> list[Any]:
-    """The leaves of a tree that are arrays, of JAX or of NumPy."""
+    """Return the leaves of a tree that are arrays, of JAX or of NumPy."""
     return jax.tree.leaves(eqx.filter(tree, eqx.is_array))

@@ -1,4 +1,4 @@
-"""The classes of which generated arguments are made: all kinds of nodes and of static values."""
+"""The classes of random arguments: all kinds of nodes and of static values."""
 
 import collections
 import dataclasses
@@ -36,7 +36,7 @@ class Derived(Layer):
 
 
 class Converted(eqx.Module):
-    """Its fields don't hold what they were given; it has an `__init__` of its own."""
+    """A Module with converted fields and an `__init__` of its own."""
 
     pair: Any = eqx.field(converter=lambda value: (value, None))
     level: Any = eqx.field(static=True, converter=lambda value: [value])
@@ -51,7 +51,7 @@ class Empty(eqx.Module):
 
 
 class Wrapper(eqx.Module):
-    """What `eqx.module_update_wrapper` gives `__name__`, `__doc__`, ... of the wrapped function."""
+    """A Module to which `eqx.module_update_wrapper` copies `__name__`, `__doc__` and so on."""
 
     function: Callable[..., Any]
     weight: Any
@@ -84,7 +84,7 @@ class Calling(eqx.Module):
 
 
 class CheckedPair(collections.namedtuple("CheckedPair", ["first", "second"])):
-    """A named tuple that does more than its base when it is made."""
+    """A named tuple whose constructor does more than that of its base."""
 
     def __new__(cls, first, second=None):
         return super().__new__(cls, first, second)
@@ -131,7 +131,7 @@ class StaticNode:
 
 
 def batch_norm():
-    """A model whose state is kept beside it."""
+    """Return a model with BatchNorm, and its state."""
     return eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
 
 

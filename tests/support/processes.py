@@ -6,23 +6,23 @@ import subprocess
 import sys
 import textwrap
 
-#: The repository, or what of it was copied beside an installed wheel.
+#: The repository, or the part of it that was copied beside an installed wheel.
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(program: str, *arguments: str, stdin: str = "", **environment: str) -> str:
-    """What a program prints; it must exit without an error.
+    """Run a program, check that it exits without an error, and return what it prints.
 
     **Arguments:**
 
-    - `program`: Python source, indented as one likes.
-    - `*arguments`: its `sys.argv[1:]`.
-    - `stdin`: what it reads.
+    - `program`: Python source, with any indentation.
+    - `*arguments`: the `sys.argv[1:]` of the program.
+    - `stdin`: the standard input of the program.
     - `**environment`: environment variables, beside those of this process.
     """
     result = start(program, *arguments, stdin=stdin, **environment)
     assert result.returncode == 0, result.stderr[-4000:]
-    # By what is collected at the exit.
+    # Objects that die at the exit raised no error.
     assert "Exception ignored" not in result.stderr, result.stderr[-4000:]
     return result.stdout
 
@@ -37,8 +37,8 @@ def start(
 def python(
     *arguments: str, stdin: str = "", cwd: pathlib.Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """What came of `python` with these arguments, which finds what is imported here."""
-    # Importable wherever the tests' own process finds them, installed or not.
+    """Run `python` with these arguments, and with this process's import path."""
+    # The process can import all that the tests' own process can, installed or not.
     paths = [str(ROOT), *filter(None, sys.path)]
     return subprocess.run(
         [sys.executable, *arguments],

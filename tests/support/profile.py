@@ -1,4 +1,4 @@
-"""How much is drawn: `HYPOTHESIS_PROFILE=thorough` draws more than the suite has time for."""
+"""How many examples Hypothesis draws: more with `HYPOTHESIS_PROFILE=thorough`."""
 
 import os
 

@@ -6,7 +6,7 @@ import pytest
 
 import eqxjit
 
-#: Runs a test under upstream and under eqxjit: the same answer is expected of both.
+#: Runs a test under Equinox and under eqxjit, with the same expectations.
 both = pytest.mark.parametrize(
     "filter_jit",
     [
@@ -15,10 +15,10 @@ both = pytest.mark.parametrize(
     ],
 )
 
-#: So many calls go through every path: the first traces, and in the last a specialised call serves.
+#: This many calls take every path: the first traces, and the last takes the fast path.
 CALLS = 4
 
-#: For what JAX itself does wrong before 0.9: upstream fails such a test, too.
+#: Skips a test of behaviour that JAX itself gets wrong before 0.9. Equinox fails it, too.
 since_jax_0_9 = pytest.mark.skipif(
     jax.__version_info__ < (0, 9), reason="JAX itself does otherwise before 0.9"
 )

@@ -23,7 +23,7 @@ from tests.support.models import Pair
 
 
 class Made:
-    """A recipe: each call of it makes a new value."""
+    """A recipe for a value. Each call of it creates a new value."""
 
     def __init__(self, make: Callable[..., Any], *parts: Any):
         self.make = make
@@ -33,7 +33,7 @@ class Made:
         return self.make(*[part() if isinstance(part, Made) else part for part in self.parts])
 
     def places(self) -> list[tuple[int, ...]]:
-        """Where in this recipe there are recipes without parts of their own."""
+        """Return the places of recipes without parts in this recipe."""
         return [
             (index, *place)
             for index, part in enumerate(self.parts)
@@ -45,7 +45,7 @@ class Made:
         return self.parts[place[0]].at(place[1:]) if place else self
 
     def replaced(self, place: tuple[int, ...], new: "Made") -> "Made":
-        """This recipe with another one at that place."""
+        """Return this recipe with a different recipe at this place."""
         if not place:
             return new
         parts = list(self.parts)
@@ -58,7 +58,7 @@ class Made:
 
 
 def same(value: Any) -> Any:
-    """What is made by this is one object, always."""
+    """Return a recipe that always returns the same object."""
     return value
 
 
@@ -110,7 +110,7 @@ arrays = st.one_of(
 #: A function raises when it meets this static value.
 BOOM = "boom"
 
-# Values that `==` doesn't tell apart; and NaN, which it tells apart from itself.
+# Different values that are equal by `==`, and NaN, which isn't equal to itself.
 _TWINS = [
     [
         *(Made(same, zero) for zero in (0, False, nodes.Level.LOW)),
@@ -133,7 +133,7 @@ _OBJECTS += [nodes.Layer, jnp.sin, jax.nn.relu, max, int, ...]
 
 _hashable_atoms = _confusing | st.sampled_from(
     [
-        # Equal, but not the same object each time.
+        # These are equal, but a new object each time.
         *(Made(int, text) for text in ("1000", "-7", "123456789012345678901234567890")),
         *(Made(str.join, "", list(text)) for text in ("", "a", "same", "'\"\\\n{}")),
         Made(str.encode, "a"),
@@ -154,7 +154,7 @@ def mapping(kind, keys, *values):
     return kind(zip(keys, values, strict=True))
 
 
-#: Static leaves: hashable, and no node of a pytree.
+#: Static leaves: hashable values that aren't pytree nodes.
 static_leaves = st.one_of(
     _confusing,
     _hashable_atoms,
@@ -283,7 +283,7 @@ trees = st.one_of(
 #: Arguments that no jitted function can take.
 bad_trees = st.sampled_from(
     [
-        # NumPy's, so it is an array; but none that JAX takes.
+        # It is a NumPy array, but of a dtype that JAX rejects.
         Made(np.array, ["not", "numbers"]),
         Made(holding, set, 1),
         Made(nodes.Settings, 1),
@@ -294,7 +294,7 @@ bad_trees = st.sampled_from(
 
 # --- Functions --------------------------------------------------------------------------------
 
-#: Parameters of all kinds; some names are such as generated code might want for itself.
+#: Parameters of all kinds, with some names that generated code might use itself.
 HEADERS = [
     "x, y",
     "x, /, y=array, *, z=2.0",
@@ -307,7 +307,7 @@ HEADERS = [
 
 
 def function(header: str, body: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """A new function of these parameters that returns `body(its arguments by name)`."""
+    """Return a new function with these parameters, which returns `body(arguments by name)`."""
     namespace: dict[str, Any] = {"body": body, "array": jnp.arange(2.0)}
     exec(f"def f({header}):\n    return body(locals())", namespace)
     return namespace["f"]
@@ -317,14 +317,14 @@ def function(header: str, body: Callable[[dict[str, Any]], Any]) -> Callable[...
 
 
 def call(names: list[str | None], *values: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call; those by position have no names."""
+    """Draw the arguments of a call. Positional arguments have no names."""
     pairs = [*zip(names, values, strict=True)]
     return [value for name, value in pairs if not name], {name: v for name, v in pairs if name}
 
 
 @st.composite
 def calls_of(draw: st.DrawFn, header: str) -> Made:
-    """Arguments that these parameters can be bound to."""
+    """Draw arguments that fit these parameters."""
     kind = inspect.Parameter
     names: list[str | None] = []
     by_position = True
@@ -347,7 +347,7 @@ def calls_of(draw: st.DrawFn, header: str) -> Made:
 
 @st.composite
 def variations_of(draw: st.DrawFn, made: Made) -> Made:
-    """What differs in one place, most often hardly."""
+    """Draw recipes that differ from this one in one place, usually only slightly."""
     place = draw(st.sampled_from(made.places()))
     old = made.at(place)
     if old.make is call:
@@ -356,21 +356,21 @@ def variations_of(draw: st.DrawFn, made: Made) -> Made:
     if twins:
         new = draw(st.sampled_from(twins))
     else:
-        # Where there is no array there may be a static field, which is no place for one.
+        # Only an array is replaced by an array, because the place may be a static field.
         new = draw(leaves if old.make in _ARRAY_KINDS else static_leaves)
     return made.replaced(place, new)
 
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[Made, Made]:
-    """Two trees, most often nearly the same."""
+    """Draw two trees that are usually nearly the same."""
     tree = draw(trees)
     return tree, draw(variations_of(tree))
 
 
 @st.composite
 def spoiled(draw: st.DrawFn, made: Made) -> Made:
-    """Arguments that can't be bound, or can't be jitted with, or that the function refuses."""
+    """Draw arguments that can't be bound, can't be jitted, or that the function rejects."""
     names, *values = made.parts
     way = draw(st.sampled_from(["unknown", "more", "less"] + ["bad", "boom"] * bool(values)))
     if way in ("unknown", "more"):
@@ -400,7 +400,7 @@ class Change:
 class Round:
     """Some calls with the same arguments.
 
-    - `slot`: whose arguments: each slot holds its own.
+    - `slot`: the slot whose arguments are passed. Each slot has its own arguments.
     - `before`: what happens first: a `Change`; `"rebuild"` makes the slot's arguments again; other
         words make the wrapper again.
     - `context`, `times`: how the calls are made, and how many there are.
@@ -418,7 +418,7 @@ class Scenario:
 
     - `header`, `pieces`: its parameters, and what its output consists of (`differential.PIECES`).
     - `bound`: what the wrapped callable holds, where it holds something.
-    - `slots`: the arguments that each slot of the rounds holds at first.
+    - `slots`: the first arguments of each slot of the rounds.
     """
 
     header: str

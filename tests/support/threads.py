@@ -8,7 +8,7 @@ THREADS = 8
 
 
 def race(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
-    """What `work(i)` returns in each of several threads that start at the same moment."""
+    """Call `work(i)` in several threads that start at the same moment, and return the results."""
     barrier = threading.Barrier(threads)
     results = [None] * threads
     errors: list[BaseException] = []

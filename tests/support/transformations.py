@@ -1,6 +1,6 @@
 """Ways in which JAX and Equinox call a function: transformations, loops and other jitted functions.
 
-Each takes a function of an array of three numbers that returns a number, and four such arrays.
+Each way takes a function from an array of three numbers to a number, and four such arrays.
 """
 
 import functools

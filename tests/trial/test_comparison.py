@@ -1,4 +1,4 @@
-"""A trial compares results with Equinox's: each kind of fault is named, with its path."""
+"""A trial compares results with Equinox's, and names each kind of difference with its path."""
 
 import functools
 import gc
@@ -18,7 +18,7 @@ import eqxjit
 
 
 class Under:
-    """Tells in a trace whether it is eqxjit's, which traces first, or Equinox's."""
+    """Tells in a trace whether eqxjit traces, which does so first, or Equinox."""
 
     def __init__(self):
         self.n_traces = 0
@@ -29,7 +29,7 @@ class Under:
 
 
 def tried(function, *args, n=3, **options):
-    """The finding on a function that is called a few times in a trial."""
+    """Return the result for a function that is called a few times in a trial."""
     with eqxjit.trial() as trial:
         jitted = eqxjit.filter_jit(function, **options)
         for _ in range(n):
@@ -466,7 +466,7 @@ def test_a_program_that_uses_alarms_gets_them_as_they_are(asks, capsys):
                 signal.signal(signalnum=signal.SIGALRM, handler=came_one)
             elif asks != "no":
                 assert signal.signal(signal.SIGALRM, came_one) is signal.SIG_DFL
-            # No tick of the trial's comes to the program.
+            # The program gets no timer signal of the trial.
             time.sleep(0.05)
             assert not came
             if asks != "no":

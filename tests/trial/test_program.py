@@ -1,4 +1,4 @@
-"""`python -m eqxjit --trial`: however a program is run and ends, what was seen is printed."""
+"""`python -m eqxjit --trial` prints its findings however a program is run and ends."""
 
 import textwrap
 
@@ -96,7 +96,7 @@ def test_status_1_tells_that_results_differ(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("native", ["0", "1"])
 def test_two_swapped_arrays_in_a_fast_path_are_found_on_an_example(tmp_path, native):
-    # The C code is as it is: there its fast paths get what makes them swap.
+    # C code can't be patched, so its fast paths get arguments that make them swap results.
     program = """
         import sys
         from eqxjit import __main__, _compat

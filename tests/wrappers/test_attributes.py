@@ -52,7 +52,7 @@ BAD_OPTIONS = {
     "donate": ["ALL", "", None, True, 1, ("all",), ["all"]],
     "block": ["a", None, (), 2],
     **{option: [0, -1, 1.5, "3", True, (3,)] for option in ("maxsize", "max_traces")},
-    # `filter_jit` decides these.
+    # `filter_jit` sets these options itself.
     **{option: [0, None, "x"] for option in OF_JIT},
 }
 
@@ -140,7 +140,7 @@ def test_a_wrapper_looks_like_its_function(fun):
     for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
         expected = getattr(fun, attribute, None)
         assert getattr(ours, attribute, None) == expected
-        # Where there is none, upstream shows its wrapper's own, or a placeholder.
+        # If the function lacks the attribute, Equinox shows its wrapper's own, or a placeholder.
         assert not isinstance(expected, str) or getattr(upstream, attribute) == expected
     signature = inspect.signature(ours)
     assert signature == inspect.signature(upstream) == inspect.signature(fun)
@@ -199,7 +199,7 @@ def test_the_repr_is_one_short_line(make, pattern):
 
 
 def test_cache_info():
-    """As of `functools.lru_cache`: a named tuple."""
+    """It returns a named tuple, like `functools.lru_cache`."""
     f = eqxjit.filter_jit(lambda x, n: x * n)
     info = f.cache_info()
     assert info == (0, 0, 1024, 0)

@@ -1,4 +1,4 @@
-"""What a pickler does with a function it does with the jitted one: by its name, or by its value."""
+"""A pickler treats a jitted function like the function itself: by name or by value."""
 
 import os
 import sys
@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.processes import python
 
-#: A project's module, and a script of the same text: functions that refer to each other, methods,
-#: closures, and what holds them.
+#: The source of a module and of a script: functions that refer to each other, methods, closures,
+#: and objects that hold them.
 SOURCE = """
     import functools
     import equinox as eqx, jax.numpy as jnp
@@ -94,7 +94,7 @@ LOAD = """
     print(count)
 """
 
-# Of a script dill and cloudpickle take everything by value, for `pickle` it must be run there, too.
+# dill and cloudpickle pickle a script's functions by value. For `pickle` it must run there, too.
 CASES = [
     *[("module", pickler, "by name") for pickler in ("pickle", "cloudpickle", "dill")],
     ("module", "cloudpickle", "by value"),

@@ -48,7 +48,7 @@ def test_a_copy_does_what_the_original_does(name, module, warm):
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_a_decorated_function_is_pickled_by_name(protocol):
-    """As any function is. Upstream refuses, since the name now belongs to the wrapper."""
+    """Any function is pickled by name. Equinox's wrapper can't be, because it owns the name."""
     for fun in (picklable.decorated, picklable.Model.step):
         pickled = pickle.dumps(fun, protocol)
         assert len(pickled) < 120
@@ -58,7 +58,7 @@ def test_a_decorated_function_is_pickled_by_name(protocol):
 
 
 def test_options_and_entries_of_a_copy_in_this_process():
-    # A new wrapper, since other tests clear caches, after which old ones have their tables alone.
+    # A new wrapper, because other tests clear caches, and old wrappers then don't share tables.
     elsewhere = eqxjit.filter_jit(picklable.plain)
     elsewhere.clear_cache()
     for _ in range(CALLS):
@@ -66,7 +66,7 @@ def test_options_and_entries_of_a_copy_in_this_process():
     copied = pickle.loads(pickle.dumps(elsewhere))
     assert copied == elsewhere
     copied(X)
-    # The same function under the same options: nothing is compiled twice.
+    # It is the same function with the same options, so nothing is compiled twice.
     assert copied.cache_info() == elsewhere.cache_info()
     assert copied.cache_info()[:2] == (1, 1)
     changed = pickle.loads(pickle.dumps(eqxjit.filter_jit(picklable.plain, maxsize=3)))

@@ -1,4 +1,4 @@
-"""The wrapper as a pytree: it has the arrays of the function it wraps, and copies share entries."""
+"""The wrapper as a pytree: its leaves are the arrays of its function, and copies share entries."""
 
 import copy
 import functools
@@ -38,7 +38,7 @@ class Model(eqx.Module):
         return self.weight * x
 
 
-#: What was traced: a Module can't count, and wrapping its call would make it another function.
+#: The traces. A Module can't count them, and a wrapper around its call would be another function.
 traces: list[Any] = []
 
 
@@ -92,7 +92,7 @@ def test_its_arrays_are_those_of_the_function_and_copies_share_entries(fun):
 
 @both
 def test_tree_map_changes_what_it_computes_with(filter_jit):
-    """Call by call other arrays, one trace; other shapes are traced, and the original stays."""
+    """New arrays of the same shapes need no trace, and the original wrapper stays as it was."""
     f = filter_jit(model())
     for i in range(CALLS):
         g = jax.tree.map(lambda leaf, i=i: leaf * i if eqx.is_array(leaf) else leaf, f)
@@ -100,7 +100,7 @@ def test_tree_map_changes_what_it_computes_with(filter_jit):
         h = eqx.tree_at(lambda f: f.__wrapped__.weight, f, g.__wrapped__.weight)
         assert_same(h.__wrapped__.weight, i * model().weight)
         assert_same(f(x), model()(x))
-        assert traces.count(2) == 1 + 2 * (i + 1)  # eager runs aside: one
+        assert traces.count(2) == 1 + 2 * (i + 1)  # one trace, besides eager runs
     wider = jax.tree.map(lambda a: a[None] if eqx.is_array(a) else a, f)
     for _ in range(CALLS):
         assert_same(wider(x), model()(x)[None])
@@ -135,7 +135,7 @@ class Holder(eqx.Module):
 
 @both
 def test_it_goes_into_and_out_of_jitted_functions(filter_jit):
-    """As argument, as output, and as a field of a Module."""
+    """It can be an argument, an output, and a field of a Module."""
 
     @filter_jit
     def apply(holder, x):
@@ -173,7 +173,7 @@ PAIRS = {
 
 
 def shown(action, *args):
-    """The text of what an action returns, or the type of the error that it raises."""
+    """Return the text of an action's result, or the type of the error that it raises."""
     result = outcome(action, *args)
     return type(result) if isinstance(result, Exception) else repr(result)
 
@@ -195,7 +195,7 @@ def test_equality_and_hash_are_upstreams(name):
 
 
 def counting():
-    """A new function, and what counts its traces."""
+    """Return a new function, and a counter of its traces."""
     count = []
 
     def fun(x, *rest):
@@ -260,7 +260,7 @@ def test_other_options_have_entries_of_their_own(options):
 
 @both
 def test_functools_wraps_copies_no_compiled_code(filter_jit):
-    """`functools.wraps` copies a function's `__dict__`, with all that is kept there."""
+    """`functools.wraps` copies a function's `__dict__`, but the copy must hold no programs."""
 
     def double(x):
         return 2 * x

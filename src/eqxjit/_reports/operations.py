@@ -46,8 +46,8 @@ def caller_of(name: str) -> Caller:
     while frame is not None and not is_users(frame.f_code.co_filename):
         frames.append(frame)
         frame = frame.f_back
-    # The outermost function that is jitted below the user's line decides, because the others are
-    # parts of it. JAX jits its own operations, private ones too.
+    # The outermost function that is jitted below the user's line decides, because all other jitted
+    # functions are parts of it. JAX also jits private operations of its own.
     outside: list[types.FrameType] = []
     while frames and jitted_in(frames[-1]) is None:
         outside.append(frames.pop())
@@ -68,7 +68,8 @@ def caller_of(name: str) -> Caller:
 
 def _is_operation(jitted: Any) -> bool:
     """Return whether JAX itself has jitted this function, as it does with its operations."""
-    # A function of JAX that a user jits doesn't count. It is wrapped already, as a rule.
+    # A function of JAX that a user passes to `jax.jit` isn't an operation. JAX has usually jitted
+    # such a function already, and then `jitted` isn't a plain function.
     if type(jitted) is not types.FunctionType or code_of(jitted) is not jitted.__code__:
         return False
     return is_jaxs(jitted.__code__.co_filename)

@@ -90,19 +90,19 @@ def _notes_on_memory(program: Program) -> list[str]:
         return []
     notes: list[str] = []
     n_bytes = program.memory.temporaries
-    # If a single array is larger than all temporaries together, XLA has fused it away.
+    # If one array is larger than all temporary arrays together, XLA has fused it away.
     existing = [each for each in program.largest_arrays if each.bytes <= n_bytes * each.number]
     if existing and n_bytes >= MANY_BYTES:
         notes.append(
-            f"it takes {bytes_text(n_bytes)} of temporaries. The largest arrays: "
-            f"{'; '.join(map(str, existing))}. `jax.checkpoint` keeps fewer for a gradient; others "
-            "may be made block by block (`jax.lax.map` with `batch_size`)."
+            f"its temporary arrays take {bytes_text(n_bytes)}. The largest arrays: "
+            f"{'; '.join(map(str, existing))}. `jax.checkpoint` keeps fewer of them for a "
+            "gradient. Others can be computed block by block (`jax.lax.map` with `batch_size`)."
         )
     saved = program.donation_saves
     if not program.memory.donated and saved >= MANY_BYTES:
         notes.append(
-            f"it returns {bytes_text(saved)} of arrays with the shapes of its arguments: "
-            'where these aren\'t used again, `filter_jit(donate="all")` saves that much.'
+            f"it returns {bytes_text(saved)} of arrays with the shapes of its arguments. If these "
+            'arguments aren\'t used again, `filter_jit(donate="all")` saves that much memory.'
         )
     return notes
 
@@ -126,8 +126,8 @@ def _row(group: list[ReportSpan], total_seconds: float) -> ReportRow:
         setattr(seconds, span.phase, spent)
     traces = _traces_of(group)
     programs = [program for trace in traces if (program := trace.program) is not None]
-    # Compilations count, too, because functions of others have no traces, and a program may be
-    # compiled again without one, for a different device, say.
+    # Compilations count, too, because a function of `jax.jit` has no `Trace`, and a program may be
+    # compiled again without a trace, for a different device, for example.
     n_traces = max(len(traces), sum([span.phase == COMPILING for span in group]))
     return ReportRow(
         function=_name_of(group),
@@ -184,6 +184,7 @@ def _wall_seconds(spans: list[ReportSpan]) -> float:
 
 
 def _traces_of(spans: list[ReportSpan]) -> TraceList:
+    """Return the traces that the spans belong to, each once."""
     return TraceList(dict.fromkeys(span.trace for span in spans if span.trace is not None))
 
 
@@ -191,7 +192,7 @@ def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
     """Return notes on operations outside of any jit, and on functions that stand out."""
     by_line: dict[Any, list[ReportSpan]] = defaultdict(list)
     for span in spans:
-        # Within the trace of a function, operations aren't outside of any jit.
+        # An operation at a greater depth is part of a function that is traced or lowered.
         if span.depth == 0 and span.called_by and span.operation:
             by_line[span.called_by].append(span)
     notes: list[str] = []
@@ -202,7 +203,7 @@ def _notes(spans: list[ReportSpan], rows: list[ReportRow]) -> list[str]:
         line = max(by_line, key=lambda line: _total_seconds(by_line[line]))
         notes.append(
             f"{share:.0%} of the compile time went into {n} operations outside of any jit, most of "
-            f"all by {line} (`{line.function}`): call them in a jitted function."
+            f"it at {line} (`{line.function}`): call them in a jitted function."
         )
     for line, group in by_line.items():
         notes += _note_on_new_functions(line, group)
@@ -222,9 +223,9 @@ def _note_on_new_functions(line: CallSite, group: list[ReportSpan]) -> list[str]
     for (operation, code), found in numbers.items():
         if len(found) >= _MANY_FUNCTIONS:
             return [
-                f"`{operation}` at {line} is compiled for each call, because each passes a new "
-                f"function: `{code.co_qualname.rpartition('<locals>.')[2]}` is another object "
-                f"({len(found)} so far). Define it once, or call `{operation}` in a jitted "
+                f"`{operation}` at {line} is compiled for each call, because each call passes a "
+                f"different function object: `{code.co_qualname.rpartition('<locals>.')[2]}` was "
+                f"defined {len(found)} times. Define it once, or call `{operation}` in a jitted "
                 "function."
             ]
     return []
@@ -238,8 +239,8 @@ class CompileReport:
     """
 
     def __init__(self) -> None:
-        # A span for each phase that ended, with the number of its thread. The name in the span
-        # doesn't identify a thread.
+        # A span for each phase that ended, with the number of its thread, because two threads may
+        # have the same name.
         self._events: list[tuple[int, ReportSpan]] = []
 
     @property

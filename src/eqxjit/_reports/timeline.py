@@ -67,7 +67,7 @@ def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
             outer.pop()
         span = dataclasses.replace(event, depth=len(outer))
         if outer and span.trace is not None and span.trace.is_internal:
-            # A library's private function, as a part of a program: users don't know its name.
+            # This is a library's private function within a program. Users don't know its name.
             continue
         if outer:
             span.start = max(event.start, outer[-1].start)

@@ -71,7 +71,7 @@ class Model(Base):
 
 
 class Derived(Model):
-    """Inherits the methods."""
+    """Inherits all methods."""
 
 
 class Plain(abc.ABC):
@@ -113,7 +113,7 @@ def use_what_a_wrapper_has(model: eqx.nn.Linear, x: jax.Array) -> None:
 
 
 def takes(step: Callable[[jax.Array, int], jax.Array], steps: Steps) -> None:
-    """What methods and instances are passed to."""
+    """Takes a callable, such as a method or an instance."""
 
 
 def use_methods(x: jax.Array, plain: Plain) -> None:
