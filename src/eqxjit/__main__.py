@@ -39,10 +39,13 @@ _NAME = "python -m eqxjit"
 def main(argv: list[str]) -> None:
     """Install eqxjit, then run what the command line names. `argv` begins after `-m eqxjit`."""
     parser = _parser()
-    # An option whose value is optional would take the script for it.
-    n_ours = next((i for i, text in enumerate(argv) if text == "-m" or text.endswith(".py")), None)
+    # `argparse` would take the script for the value of an option whose value is optional, so the
+    # option with a value has a different name. What follows the program is the program's.
+    n_ours = 0
+    while n_ours < len(argv) and argv[n_ours].startswith("-") and argv[n_ours] != "-m":
+        n_ours += 2 if argv[n_ours] == "--report" else 1
     ours = [text.replace("--trial=", "--trial-page=", 1) for text in argv[:n_ours]]
-    chosen = parser.parse_args([*ours, *(argv[n_ours:] if n_ours is not None else ())])
+    chosen = parser.parse_args([*ours, *argv[n_ours:]])
     page = chosen.trial_page
     # Checked now, because the program may run for hours.
     if page and not page.lower().endswith(".html"):

@@ -469,6 +469,24 @@ def test_what_a_function_captures_is_not_taken_apart():
     jax.tree.leaves(state)
 
 
+class LoadsOnRead(dict):
+    def values(self):
+        raise RuntimeError("not loaded yet")
+
+
+class LoadsOnIteration(list):
+    def __iter__(self):
+        raise RuntimeError("not loaded yet")
+
+
+@pytest.mark.parametrize("table", [LoadsOnRead(a=2.0), LoadsOnIteration([2.0])])
+def test_containers_that_a_function_captures_are_read_without_their_own_code(table):
+    frozen = eqxjit.freeze(lambda x: x * len(table))
+    assert_same(frozen(X), X)
+    assert "0 bytes compiled in" in repr(frozen)
+    assert frozen.constant_bytes == 0
+
+
 def test_a_function_may_refer_to_itself():
     def power(x, n):
         return x if n == 1 else x * power(x, n - 1)

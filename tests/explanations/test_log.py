@@ -107,6 +107,11 @@ def test_explanations_are_switched_on_and_off(caplog):
         with explaining:
             assert is_logged()
         assert not is_logged()
+    # A context may be entered twice, with others in between.
+    with explaining, eqxjit.explain_retraces(False):
+        with explaining:
+            assert is_logged()
+        assert not is_logged()
     # Contexts may overlap.
     one, two = eqxjit.explain_retraces(), eqxjit.explain_retraces()
     one.__enter__()

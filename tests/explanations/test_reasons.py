@@ -8,6 +8,7 @@ import pathlib
 import re
 import time
 import weakref
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -483,3 +484,22 @@ def test_the_limit_sees_what_jax_traces_by_itself():
         f(X)
     with pytest.raises(eqxjit.TooManyTracesError):
         f.lower(Y)
+
+
+class Pair(NamedTuple):
+    a: object
+    b: object
+
+
+class ReversedPair(Pair):
+    def __iter__(self):
+        return reversed((self[0], self[1]))
+
+
+def test_the_fields_of_a_named_tuple_are_named_whatever_its_own_iteration_yields():
+    f = eqxjit.filter_jit(lambda pair: 2 * pair.b)
+    for pair in (ReversedPair(1, X), ReversedPair(1, Y), ReversedPair(2, Y)):
+        f(pair)
+    _, shape, value = [trace.reason for trace in f.traces()]
+    assert "`pair.b` was float32[3], is float32[4]" in shape
+    assert "`pair.a` was 1, is 2" in value

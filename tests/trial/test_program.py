@@ -39,6 +39,13 @@ def test_a_script_with_arguments(tmp_path):
     assert "train.py:12" in printed
 
 
+def test_arguments_of_a_script_without_a_suffix_are_its_own(tmp_path):
+    script = tmp_path / "train"
+    script.write_text("import sys; print(sys.argv[1:])")
+    result = python("-m", "eqxjit", str(script), "--trial=3", "--no-compare", "x.py")
+    assert (result.returncode, result.stdout) == (0, "['--trial=3', '--no-compare', 'x.py']\n")
+
+
 def test_a_module_and_a_page(tmp_path):
     page = tmp_path / "trial.html"
     options = f"--trial={page}", "-m"
@@ -48,6 +55,12 @@ def test_a_module_and_a_page(tmp_path):
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert "equal, bit for bit" in text
+
+
+def test_a_program_without_warm_calls_says_so(tmp_path):
+    result = run(tmp_path, "print(1)", "train.py")
+    assert result.returncode == 0, result.stderr
+    assert "no function under filter_jit was called again" in result.stdout
 
 
 def test_only_eqxjit_is_timed_without_a_comparison(tmp_path):

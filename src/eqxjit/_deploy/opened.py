@@ -121,9 +121,11 @@ def _contents(value: Any) -> Iterator[Any]:
     """Yield what a container, a Module or a callable refers to."""
     # Not `isinstance`, because the `__class__` of a proxy may raise.
     kind = type(value)
-    if issubclass(kind, (dict, list, tuple)):
-        if len(value) <= _MAX_ENTRIES:
-            yield from value.values() if issubclass(kind, dict) else value
+    base = next((cls for cls in (dict, list, tuple) if issubclass(kind, cls)), None)
+    if base is not None:
+        # With the methods of the base class, because those of a subclass may be the user's code.
+        if base.__len__(value) <= _MAX_ENTRIES:
+            yield from dict.values(value) if base is dict else base.__iter__(value)
     elif issubclass(kind, eqx.Module):
         yield from fields_of(value).values()
     elif issubclass(kind, functools.partial):

@@ -368,10 +368,12 @@ def _children(spec: Any, value: Any) -> _Children | None:
     # The spec of a node and the static key of a container have the same form.
     _, _, names, *specs = spec if is_node else spec.key
     if issubclass(cls, dict):
-        found = [(f"[{short(key)}]", dict.get(value, key)) for key in names or [*value]]
+        found = [(f"[{short(key)}]", dict.get(value, key)) for key in names or [*dict.keys(value)]]
     elif issubclass(cls, (tuple, list)):
-        # A list is copied first, because another thread may change it meanwhile.
-        items = [*value]
+        # By the `__iter__` of the base class, as in `split`. A list is copied first, because another
+        # thread may change it meanwhile.
+        base = tuple if issubclass(cls, tuple) else list
+        items = [*base.__iter__(value)]
         fields = getattr(cls, "_fields", ())
         suffixes = [f".{name}" for name in fields] or [f"[{i}]" for i in range(len(items))]
         found = [*zip(suffixes, items, strict=False)]

@@ -63,8 +63,11 @@ class Explaining(ContextDecorator):
         self._is_new = False
 
     def __exit__(self, *_: object) -> None:
-        if self in switches:
-            switches.remove(self)
+        # The latest one, because the switch may be in force twice, with others in between.
+        for i in reversed(range(len(switches))):
+            if switches[i] is self:
+                del switches[i]
+                return
 
     def __call__(self, fun: F) -> F:
         # A decorator works in the calls of its function only, so this `with` ends the effect that
