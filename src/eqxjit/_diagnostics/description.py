@@ -370,8 +370,8 @@ def _children(spec: Any, value: Any) -> _Children | None:
     if issubclass(cls, dict):
         found = [(f"[{short(key)}]", dict.get(value, key)) for key in names or [*dict.keys(value)]]
     elif issubclass(cls, (tuple, list)):
-        # By the `__iter__` of the base class, as in `split`. A list is copied first, because another
-        # thread may change it meanwhile.
+        # By the `__iter__` of the base class, as in `split`. A list is copied first, because
+        # another thread may change it meanwhile.
         base = tuple if issubclass(cls, tuple) else list
         items = [*base.__iter__(value)]
         fields = getattr(cls, "_fields", ())
