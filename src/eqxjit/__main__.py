@@ -50,6 +50,8 @@ def main(argv: list[str]) -> None:
     # Checked now, because the program may run for hours.
     if page and not page.lower().endswith(".html"):
         parser.error(f"`--trial={page}`: a trial is saved as .html")
+    if chosen.no_compare and not (chosen.trial or page):
+        parser.error("`--no-compare` is an option of `--trial`")
     if chosen.info:
         _show_info()
         return
@@ -66,7 +68,10 @@ def main(argv: list[str]) -> None:
         install()
         if chosen.trial or page:
             name = os.path.basename(program)
-            stack.enter_context(trial_of_program(name, page, not chosen.no_compare))
+            try:
+                stack.enter_context(trial_of_program(name, page, not chosen.no_compare))
+            except OSError as error:
+                parser.error(f"can't write the page: {error}")
         if chosen.module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:

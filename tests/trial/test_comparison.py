@@ -1,5 +1,6 @@
 """A trial compares results with Equinox's, and names each kind of difference with its path."""
 
+import dataclasses
 import functools
 import gc
 import random
@@ -480,3 +481,83 @@ def test_a_program_that_uses_alarms_gets_them_as_they_are(asks, capsys):
     finally:
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+def test_a_comparison_draws_none_of_the_programs_random_numbers():
+    def drawn_after_a_call():
+        random.seed(0)
+        np.random.seed(0)
+        eqxjit.filter_jit(lambda x: x + random.random() + np.random.rand())(jnp.ones(3))
+        return random.random(), np.random.rand()
+
+    expected = drawn_after_a_call()
+    with eqxjit.trial():
+        assert drawn_after_a_call() == expected
+
+
+scale = 2.0
+
+
+def test_what_changed_since_a_trace_before_the_trial_is_no_fault():
+    global scale
+    f = eqxjit.filter_jit(lambda x: scale * x)
+    f(jnp.ones(3))
+    scale = 3.0
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            assert f(jnp.ones(3))[0] == 2.0
+    assert not trial.is_wrong
+    [row] = trial.functions
+    assert "traced before the trial" in row.differences[0]
+
+
+def test_equal_parts_within_infinities_are_no_difference():
+    under = Under()
+
+    def step(x):
+        end = jnp.nextafter(jnp.float32(1), 2.0) if under.of_eqxjit() else jnp.float32(1)
+        return jnp.stack([jnp.float32(jnp.nan), -jnp.float32(jnp.inf), end])
+
+    row, trial = tried(step, jnp.ones(3))
+    assert not trial.is_wrong
+    assert 0 < row.rounding < 1e-6
+
+
+def test_functions_of_one_definition_share_a_row():
+    def make():
+        def inner(x):
+            return x + 1
+
+        return eqxjit.filter_jit(inner)
+
+    rows = outcome(lambda: [make()(jnp.ones(3)) for _ in range(4)])
+    assert rows["inner"].calls == 4
+    assert rows["inner"].compared == 4
+
+
+def test_a_trial_within_a_trial(capsys):
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    with eqxjit.trial() as outer:
+        with eqxjit.trial() as inner:
+            for _ in range(5):
+                f(jnp.ones(3))
+        f(jnp.ones(3))
+    assert not outer.is_wrong
+    assert not inner.is_wrong
+    assert inner.functions[0].calls == 5
+    assert "SIGALRM" not in capsys.readouterr().out
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    value: float
+
+
+def test_equinox_serves_calls_with_static_objects_that_are_created_again():
+    f = eqxjit.filter_jit(lambda x, rate: x * rate.value)
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            f(jnp.ones(3), Rate(2.0))
+    [row] = trial.functions
+    assert row.seconds_equinox > 0

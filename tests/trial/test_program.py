@@ -60,7 +60,7 @@ def test_a_module_and_a_page(tmp_path):
 def test_a_program_without_warm_calls_says_so(tmp_path):
     result = run(tmp_path, "print(1)", "train.py")
     assert result.returncode == 0, result.stderr
-    assert "no function under filter_jit was called again" in result.stdout
+    assert "no function under filter_jit was called" in result.stdout
 
 
 def test_only_eqxjit_is_timed_without_a_comparison(tmp_path):
@@ -168,3 +168,12 @@ def test_a_page_has_the_suffix_of_one_and_may_be_empty(tmp_path):
     right = python("-m", "eqxjit", f"--trial={tmp_path / 'page.html'}", str(path))
     assert (right.returncode, right.stdout) == (0, "1\n"), right.stderr
     assert "<table" in (tmp_path / "page.html").read_text()
+
+
+def test_a_page_that_cannot_be_written_is_an_error_at_once(tmp_path):
+    (tmp_path / "train.py").write_text("print('ran')")
+    page = tmp_path / "nowhere" / "page.html"
+    result = python("-m", "eqxjit", f"--trial={page}", str(tmp_path / "train.py"))
+    assert result.returncode == 2
+    assert "can't write the page" in result.stderr
+    assert result.stdout == ""

@@ -19,8 +19,8 @@ class Unequal(NamedTuple):
 
     - `path`: where, as `output[0].weight`.
     - `ours`, `theirs`: what is there under eqxjit, and under Equinox.
-    - `rounding`: how far numbers are apart that are equal within rounding, as a part of the largest
-        number of the array; None for any other difference.
+    - `rounding`: the largest difference of numbers that agree within rounding, relative to the
+        largest number in the array; None for any other difference.
     """
 
     path: str
@@ -48,14 +48,14 @@ def compare(ours: Any, theirs: Any, path: str = "output") -> Iterator[Unequal]:
         if not _is_same(ours, theirs):
             yield Unequal(path, short(ours), short(theirs))
         return
-    (names, children, metadata), (their_names, their_children, theirs_too) = (
+    (names, children, metadata), (their_names, their_children, their_metadata) = (
         read_node(each) for each in (ours, theirs)
     )
     if names != their_names:
-        # A container's items, or a dict's keys.
+        # The containers have different lengths, or different keys.
         yield Unequal(path, short(ours, 80), short(theirs, 80))
-    elif not _is_same(metadata, theirs_too):
-        yield Unequal(f"static fields of {path}", short(metadata, 200), short(theirs_too, 200))
+    elif not _is_same(metadata, their_metadata):
+        yield Unequal(f"static fields of {path}", short(metadata, 200), short(their_metadata, 200))
     else:
         for name, child, their_child in zip(names, children, their_children, strict=True):
             yield from compare(child, their_child, path + name)
@@ -66,15 +66,16 @@ def compare_errors(ours: Exception | None, theirs: Exception | None) -> Iterator
     texts = [
         "no error" if e is None else f"{type(e).__name__}: {_message(e)}" for e in (ours, theirs)
     ]
-    # As documented, eqxjit makes some clearer: those have Equinox's as their cause, or are Python's
-    # where Equinox has those of `inspect`.
+    # eqxjit documents two kinds of clearer errors, which don't count as differences: errors whose
+    # cause has the type of Equinox's error, and Python's own `TypeError` for wrong arguments, where
+    # Equinox raises that of `inspect.Signature.bind`.
     is_cause = theirs is not None and type(getattr(ours, "__cause__", None)) is type(theirs)
-    is_binding = texts[1].startswith(_OF_INSPECT) and type(ours) is TypeError
+    is_binding = texts[1].startswith(_BINDING_ERRORS) and type(ours) is TypeError
     if texts[0] != texts[1] and not is_cause and not is_binding:
         yield Unequal("error", texts[0], texts[1])
 
 
-_OF_INSPECT = tuple(
+_BINDING_ERRORS = tuple(
     f"TypeError: {text}"
     for text in (
         "missing a required",
@@ -86,13 +87,17 @@ _OF_INSPECT = tuple(
 
 
 def _message(error: Exception) -> str:
-    # The stack before it, and the rest of a tracer's error, name the functions of each.
+    # The first line of the user's message. The stack before it, and the further lines of an error
+    # about tracers, name functions that differ between eqxjit and Equinox.
     [line, *_] = str(error).rpartition("EquinoxRuntimeError: ")[2].splitlines() or [""]
     return line
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Return whether two static objects are equal in type and value, as far as traces make them."""
+    """Return whether two static objects are equal in type and value.
+
+    Objects that each trace creates anew are compared by their code or their attributes.
+    """
     if a is b:
         return True
     if type(a) is not type(b):
@@ -102,7 +107,7 @@ def _is_same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return [*a] == [*b] and all(map(_is_same, a.values(), b.values()))
     if isinstance(a, types.FunctionType):
-        # Each trace makes its own.
+        # Each trace creates a new function, so their code is compared.
         return a.__code__ is b.__code__
     with contextlib.suppress(Exception):
         if static_key(a) == static_key(b):
@@ -132,11 +137,19 @@ def _compare_arrays(ours: Any, theirs: Any, path: str) -> Iterator[Unequal]:
 
 
 def _rounding(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Return the largest difference, relative to the largest number; None beyond rounding."""
     if not jax.numpy.issubdtype(a.dtype, np.inexact):
         return None
     bound = float(jax.numpy.finfo(a.dtype).eps) ** 0.75
     a, b = (x.astype(np.complex128) for x in (a, b))
+    # Equal infinities and numbers that are no numbers on both sides are no difference.
+    differs = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    if not differs.any():
+        # The bits of a NaN, or the sign of zero.
+        return 0.0
     with np.errstate(all="ignore"):
-        error = np.abs(a - b).max() / (max(np.abs(a).max(), np.abs(b).max()) or 1.0)
-    # Not a number or infinite where those differ.
+        numbers = np.abs(np.concatenate([a, b]))
+        largest = numbers[np.isfinite(numbers)].max(initial=0.0) or 1.0
+        error = np.abs(a[differs] - b[differs]).max() / largest
+    # The comparison is false if a number is infinite, or none, on one side alone.
     return float(error) if error <= bound else None

@@ -1,4 +1,4 @@
-"""Samples the main thread's stack: which kind of work takes how long, by the user's line."""
+"""Samples the main thread's stack, to tell how long each line spends on each kind of work."""
 
 import ast
 import builtins
@@ -52,10 +52,10 @@ class Sampler:
     """Samples the main thread from `start` to `stop`, by a clock that the trial can stop.
 
     - `seconds`: the seconds that were spent in each place.
-    - `waiting_elsewhere`: what waits for results while calls aren't served as usual takes less,
-        because calls return when their results are there. It is kept apart: its seconds, by who
-        serves the calls.
-    - `served_by`: who serves calls now, if they aren't served as usual; else empty.
+    - `waiting_elsewhere`: the seconds spent waiting for results in blocks that aren't served as
+        usual, by mode. They are kept apart, because the calls of these blocks return only when
+        their results are ready, so that the program waits less for them later.
+    - `mode`: the mode of the block under way if the block isn't served as usual; else empty.
     - `others`: how often each other thread was found in each place, by the thread's name.
     - `timer`: the timer that interrupts the main thread.
     """
@@ -65,16 +65,18 @@ class Sampler:
         self.seconds: defaultdict[Place, float] = defaultdict(float)
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
         self.waiting_elsewhere: defaultdict[str, float] = defaultdict(float)
-        self.served_by = ""
+        self.mode = ""
         self.timer = Timer(self._tick)
         self._entrance = entrance
         self._main = threading.get_ident()
-        # The clock: when it was stopped (None while it runs), and for how long all in all.
+        # When the clock was stopped; None while it runs.
         self._stopped: float | None = None
+        # How many seconds the clock was stopped in all.
         self._held = 0.0
-        # Ticks are due at whole intervals after this time. So many are accounted for.
+        # Ticks are due at whole intervals after this time.
         self._begun = 0.0
-        self._n_due = 0
+        # How many ticks are accounted for so far.
+        self._n_counted = 0
 
     def start(self) -> None:
         self._begun = time.perf_counter()
@@ -104,8 +106,8 @@ class Sampler:
         """Let the clock run again."""
         if self._stopped is not None:
             self._held += now - self._stopped
-            # Ticks that were due meanwhile don't count.
-            self._n_due += self._n_due_at(now) - self._n_due_at(self._stopped)
+            # Skip the ticks that were due while the clock was stopped.
+            self._n_counted += self._n_due_at(now) - self._n_due_at(self._stopped)
             self._stopped = None
 
     def clock(self) -> float:
@@ -124,12 +126,14 @@ class Sampler:
         if self.is_held:
             return
         self.hold(now)
-        # A call into C delays ticks until it is over. It is charged with all that were due.
+        # Python delays a tick until the current call into C is over. That call is charged with all
+        # ticks that were due during it.
         n_due = self._n_due_at(now)
-        n_ticks, self._n_due = n_due - self._n_due, n_due
+        n_ticks = n_due - self._n_counted
+        self._n_counted = n_due
         place = self.place_of(frame)
-        if self.served_by and place[0] is WAITING:
-            self.waiting_elsewhere[self.served_by] += n_ticks * INTERVAL
+        if self.mode and place[0] is WAITING:
+            self.waiting_elsewhere[self.mode] += n_ticks * INTERVAL
         else:
             self.seconds[place] += n_ticks * INTERVAL
         if n_due % _ONE_IN == 0:
@@ -157,12 +161,13 @@ def _place_of(
     while frame is not None:
         code = frame.f_code
         if code is entrance:
-            # All frames further inside are part of the jitted call, which the line outside made.
+            # All frames further inside belong to the jitted call. The user's line is outside.
             line, is_call = None, True
         elif line is None and is_users(code.co_filename):
             line = CallSite(code.co_filename, _line_number(frame), code.co_qualname)
         elif line is None and is_jaxs(code.co_filename):
-            # In the end, the function of JAX that the line has called.
+            # The last assignment counts: the outermost JAX function inside the user's line, which
+            # is the function that the line has called.
             of_jax = code.co_name
         frame = frame.f_back
     line = line or NO_LINE
@@ -203,7 +208,8 @@ def _kind_of_call(frame: types.FrameType, may_read_locals: bool) -> str:
         return OPERATIONS if module in ("jax", "jaxlib") else CALLS
     name = getattr(function, "__name__", "")
     if module == "numpy" and name in ("array", "asarray") and call.args:
-        # Unknown is, for example, the result of a call, which is JAX's more often than not.
+        # The argument is unknown if it is the result of another call, for example. Such a result
+        # is an array of JAX more often than not.
         given = _value_of(call.args[0], variables)
         return WAITING if isinstance(given, jax.Array) or given is _UNKNOWN else PYTHON
     return _KIND_OF_NAME.get(name, OPERATIONS) if module in ("jax", "jaxlib") else PYTHON
@@ -231,9 +237,15 @@ def _call_at(code: types.CodeType, offset: int) -> ast.Call | None:
 
 _UNKNOWN = object()
 
+# A function that uses one of these names may read its own local variables as a dict.
+_READ_LOCALS = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
+
 
 def _value_of(node: ast.expr, variables: dict[str, Any]) -> Any:
-    """Return the value of a name, an attribute or a constant, without running any code."""
+    """Return the value of an expression if that takes no code to run; else `_UNKNOWN`.
+
+    For a list or a tuple, an empty tuple is returned, which is enough to tell it from an array.
+    """
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, (ast.List, ast.ListComp, ast.Tuple)):
@@ -245,7 +257,9 @@ def _value_of(node: ast.expr, variables: dict[str, Any]) -> Any:
     owner = _value_of(node.value, variables)
     if owner is _UNKNOWN:
         return _UNKNOWN
-    return inspect.getattr_static(owner, node.attr, _UNKNOWN)
+    found = inspect.getattr_static(owner, node.attr, _UNKNOWN)
+    # A property or a field of a named tuple would have to be called for its value.
+    return _UNKNOWN if hasattr(type(found), "__set__") else found
 
 
 def _variables_in(frame: types.FrameType, may_read_locals: bool) -> dict[str, Any]:
@@ -256,10 +270,10 @@ def _variables_in(frame: types.FrameType, may_read_locals: bool) -> dict[str, An
         return {**frame.f_globals, **frame.f_locals}
     local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     found = {name: value for name, value in frame.f_globals.items() if name not in local}
-    # Before Python 3.13, `f_locals` is one dict for all who read it. A debugger or the function
-    # itself may use it, too.
+    # Before Python 3.13, every read of `f_locals` returns the same dict, which a debugger or the
+    # function itself may be using.
     is_shared = sys.version_info < (3, 13)
-    if is_shared and (frame.f_trace is not None or "locals" in code.co_names):
+    if is_shared and (frame.f_trace is not None or not _READ_LOCALS.isdisjoint(code.co_names)):
         may_read_locals = False
     if may_read_locals:
         found.update(frame.f_locals)

@@ -1,8 +1,8 @@
-"""Intercepts the calls of all jitted functions: compares some with Equinox's, and times some.
+"""Intercepts the calls of all jitted functions, compares the results of some, and times others.
 
-The program's calls are served by eqxjit, as usual, but for two exceptions. A call that is compared
-also runs under Equinox, on copies of its arguments. And short blocks of calls are served by Equinox
-instead, so that their times can be compared.
+Most calls are served by eqxjit, as usual. A call that is compared runs under Equinox, too, on
+copies of its arguments. In short blocks, calls are timed while they are served in different modes,
+by Equinox instead of eqxjit, for example.
 """
 
 import contextlib
@@ -29,7 +29,8 @@ from .blocks import Block, Blocks
 from .sampler import COMPILING, Sampler
 from .tried import AWAITED, OURS, THEIRS, Outcome, Parts, Prints, Tried, tried_of, upstream
 
-# In threads other than the main thread, which has no blocks, one call in this many is compared.
+# Only the main thread has blocks. In any other thread, one call in this many is compared, unless
+# the blocks pause.
 _ONE_IN = 50
 
 
@@ -40,7 +41,7 @@ class _Thread(threading.local):
     - `is_inside`: whether it is inside an intercepted call.
     - `is_copying`: whether it copies a wrapper for an interceptor.
     - `has_compiled`: whether JAX has compiled something since the latest call began.
-    - `traces`: eqxjit's traces since then.
+    - `traces`: the traces that eqxjit has recorded since the latest call began.
     """
 
     is_main = is_inside = is_copying = has_compiled = False
@@ -48,7 +49,7 @@ class _Thread(threading.local):
 
 
 class Interceptor:
-    """Called in the place of a wrapper while a trial is on.
+    """Called instead of a wrapper while a trial is on.
 
     - `swap`: the trial's `Swap`.
     - `ours`: a copy of the wrapper, which shares its compiled programs.
@@ -86,6 +87,7 @@ class Interceptor:
             raise
         finally:
             thread.is_inside = False
+            thread.traces = ()
 
     @property
     def theirs(self) -> Any:
@@ -98,11 +100,11 @@ class Interceptor:
 class Swap:
     """Serves the calls of all jitted functions in the process while it is `running`.
 
-    - `tried`: what is known of each function, by its table of entries.
+    - `tried`: what the trial knows of each function, by the function's table of entries.
     - `thread`: the state of the current thread.
     - `sampler`: samples where the main thread spends its time.
-    - `blocks`: which calls of the main thread are served by whom.
-    - `n_served`: how many calls of the main thread each has served since start-up.
+    - `blocks`: decide in which mode each call of the main thread is served.
+    - `n_served`: how many calls of the main thread were served in each mode since start-up.
     - `is_steady`: whether a call of the main thread needed no trace. The first such call ends
         start-up.
     - `startup`: the seconds of start-up, and of what was compiled for the first time after it.
@@ -119,8 +121,11 @@ class Swap:
         self.is_steady = False
         self.startup = 0.0
         self._compares = compares
-        # What was compiled before, and the ends and seconds of the latest phases.
+        # Not the module's own functions, whose random numbers are the program's.
+        self._random = random.Random()
+        # The functions and phases that were compiled before.
         self._seen: set[Any] = set()
+        # The ends of the latest phases, and the seconds of each.
         self._phases: deque[tuple[float, float]] = deque(maxlen=1_000)
         self._intercepted: dict[int, weakref.ref[Any]] = {}
 
@@ -170,18 +175,23 @@ class Swap:
         is_main = self.thread.is_main
         if is_main:
             self.sampler.hold(begun)
+        outcome = Outcome(None, None)
         try:
             tried = to.tried = self._tried_of(to.ours)
             tried.calls += 1
-            block = self.blocks.begin_call(begun) if is_main else None
-            mode, compared = self._choose(tried, block, args, kwargs)
-            # Before the call, because the call may donate them.
+            is_random = self._is_random(begun)
+            block = self._begin_call(begun) if is_main else None
+            mode, compared = self._choose(tried, block, is_random, args, kwargs)
+            # Copies are made before the call, because the call may donate the arrays.
             given = tried.copied(compared.arrays) if compared else []
             with Prints() if compared else contextlib.nullcontext() as prints:
-                outcome, seconds = self._serve(to, mode, args, kwargs)
+                # A call that is compared is awaited. Otherwise Equinox would wait for what the
+                # calls before it have left to compute, in time that doesn't count.
+                is_awaited = mode is AWAITED or compared is not None
+                outcome, seconds = self._serve(to, mode, is_awaited, args, kwargs)
             self._account(tried, mode, block, outcome, seconds)
-            if compared or self.thread.has_compiled:
-                self.blocks.abandon()
+            if is_main and (compared or self.thread.has_compiled):
+                self.blocks.abandon(time.perf_counter())
             if compared:
                 if prints is not None and prints.n_printed:
                     tried.effects = tried.effects or "it prints"
@@ -191,7 +201,7 @@ class Swap:
         finally:
             self.thread.traces = ()
             if is_main:
-                self._end_call(begun)
+                self._end_call(begun, outcome)
         if outcome.error is None:
             return outcome.result
         error = outcome.error
@@ -202,13 +212,24 @@ class Swap:
             # the error would keep both alive.
             del error, outcome
 
+    def _begin_call(self, now: float) -> Block | None:
+        """Return the block to which a call of the main thread belongs; `None` for no block."""
+        block = self.blocks.begin_call(now)
+        self.sampler.mode = "" if block is None or block.mode is OURS else block.mode
+        return block
+
+    def _is_random(self, now: float) -> bool:
+        """Return whether a call is to be compared for no other reason than chance."""
+        # In the main thread, the first call after each pause.
+        return (
+            self.blocks.is_due(now) if self.thread.is_main else self._random.random() < 1 / _ONE_IN
+        )
+
     def _choose(
-        self, tried: Tried, block: Block | None, args: Any, kwargs: Any
+        self, tried: Tried, block: Block | None, is_random: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
         """Return who serves a call, and the parts of the call if it is to be compared."""
         mode = OURS if block is None else block.mode
-        # The main thread comes here once after each pause, and any other thread with each call.
-        is_random = block is None and (self.thread.is_main or random.random() < 1 / _ONE_IN)
         if not self._compares or not (tried.n_due > 0 or is_random or mode is THEIRS):
             return mode, None
         tried.n_due -= 1
@@ -219,7 +240,9 @@ class Swap:
             mode = OURS
         return mode, None
 
-    def _serve(self, to: Interceptor, mode: str, args: Any, kwargs: Any) -> tuple[Outcome, float]:
+    def _serve(
+        self, to: Interceptor, mode: str, is_awaited: bool, args: Any, kwargs: Any
+    ) -> tuple[Outcome, float]:
         """Return the outcome of a call, and its seconds."""
         __tracebackhide__ = True
         thread, sampler = self.thread, self.sampler
@@ -232,7 +255,7 @@ class Swap:
         start = time.perf_counter()
         try:
             result = served(*args, **kwargs)
-            if mode is AWAITED:
+            if is_awaited:
                 jax.block_until_ready(result)
             return Outcome(result, None), time.perf_counter() - start
         except Exception as error:
@@ -244,33 +267,40 @@ class Swap:
     def _account(
         self, tried: Tried, mode: str, block: Block | None, outcome: Outcome, seconds: float
     ) -> None:
-        """Note what a call has traced, or else how long it took."""
+        """Record the trace of a call or, if the call needed none, its time."""
         thread = self.thread
         if thread.has_compiled:
             if thread.traces:
-                # The last trace is the function's own. It contains the others.
+                # The function's own trace ends last, because all others are nested in it.
                 tried.traces.append(thread.traces[-1])
             if any(trace.program and trace.program.calls_python for trace in thread.traces):
                 tried.effects = tried.effects or "it calls Python"
+        elif outcome.error is not None:
+            pass
         elif thread.is_main and not self.is_steady:
             self.is_steady = True
             self.n_served = Counter([mode])
             self.startup = self.sampler.clock() - seconds
             self.sampler.forget()
-        elif block is not None and block.is_warm and mode is block.mode and outcome.error is None:
+        elif block is not None and block.is_warm and mode is block.mode:
             tried.times[mode].append(seconds)
 
-    def _end_call(self, begun: float) -> None:
-        """Begin a series after a call of the main thread that belongs to no block, or end one."""
+    def _end_call(self, begun: float, outcome: Outcome) -> None:
+        """End a block with a call of the main thread, or begin a series after the call."""
         blocks = self.blocks
-        if blocks.current is None and self.is_steady:
+        is_end = blocks.end_call(time.perf_counter())
+        if self.is_steady and blocks.is_due(begun):
             can_swap = any(tried.is_right for tried in self.tried.values())
             blocks.begin_series([OURS, AWAITED, THEIRS] if can_swap else [OURS, AWAITED], begun)
-        else:
-            blocks.end_call(time.perf_counter())
-        block = blocks.current
-        self.sampler.served_by = "" if block is None or block.mode is OURS else block.mode
+            is_end = True
+        if blocks.paused_until:
+            self.sampler.mode = ""
         self.sampler.release(time.perf_counter())
+        if is_end:
+            # Otherwise the next block would wait for what the calls before it have left to compute.
+            # If that fails, the program finds out when it reads the results.
+            with contextlib.suppress(Exception):
+                jax.block_until_ready(outcome.result)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -279,7 +309,7 @@ class Swap:
         return self.tried[table]
 
     def compare_afterwards(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
-        """Compare a call that had to trace, as the first call of its structure.
+        """Compare a call that was to be served as usual, but turned out to trace.
 
         If the function donates, the arguments are gone, so the next calls are compared instead.
         """
@@ -318,14 +348,14 @@ class Swap:
         now = time.perf_counter()
         seconds -= sum([spent for end, spent in self._phases if end > now - seconds])
         self._phases.append((now, seconds))
-        # The samples of these seconds were counted as a jitted call, or as an operation.
+        # The sampler has counted these seconds as a jitted call or an operation. Move them.
         kind, line = self.sampler.place_of(sys._getframe(1))
         self.sampler.seconds[kind, line] -= seconds
-        what = name, phase, line if record is None else record.place
-        if what in self._seen:
+        key = name, phase, line if record is None else record.place
+        if key in self._seen:
             self.sampler.seconds[COMPILING, line] += seconds
         else:
-            self._seen.add(what)
+            self._seen.add(key)
             self.startup += seconds
 
 
@@ -343,7 +373,7 @@ def _all_wrappers() -> list[Any]:
 
 
 def _set_interceptor(wrapper: Any, interceptor: Interceptor | None) -> None:
-    """Have calls of a wrapper go to an interceptor; `None` ends that."""
+    """Redirect the calls of a wrapper to an interceptor, or back if it is `None`."""
     if native is not None:
         native.intercept(wrapper, interceptor)
         return
@@ -351,6 +381,6 @@ def _set_interceptor(wrapper: Any, interceptor: Interceptor | None) -> None:
     if interceptor is None:
         handler.unlink()
     else:
-        # Otherwise a new fast path would replace the interceptor.
+        # If the handler stayed linked, a new fast path would replace the interceptor.
         handler.table.linked.discard(weakref.ref(handler))
         connect(wrapper, interceptor)

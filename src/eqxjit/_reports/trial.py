@@ -5,7 +5,7 @@ import os
 import pathlib
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -27,10 +27,15 @@ from .sampler import (
 from .swap import Swap
 from .tried import AWAITED, OURS, THEIRS, Tried
 
+# The time after start-up that gives reliable figures, in seconds.
+_MIN_SECONDS = 0.05
+
+_KNOWN = "known difference: "
+
 # At most this many lines are shown for each kind of work, and no kind below this share.
 _MAX_LINES, _MIN_SHARE = 3, 0.005
 
-_HELPS = {
+_REMEDIES = {
     OPERATIONS: "call them in a jitted function",
     WAITING: "read results later, or less often",
     MOVING: "move data once, before the loop, or pass NumPy arrays to the jitted function",
@@ -46,18 +51,19 @@ class TrialFunction(NamedTuple):
     """What a trial found out about one function.
 
     - `function`: the function's name.
-    - `site`: where the function is defined, as `train.py:6`; `None` without a Python function.
-    - `calls`: how often the function was called, calls by other jitted functions left out.
+    - `site`: where the function is defined, such as `train.py:6`; `None` if it isn't a Python
+        function.
+    - `calls`: how often the function was called, not counting calls inside other jitted functions.
     - `seconds_equinox`: the median time of a warm call under Equinox, in seconds, until the call
         returns. Equinox waits for the results. NaN if no call was timed.
     - `seconds_eqxjit`: the same under eqxjit, which may return before the results are there.
     - `seconds_ready`: the median time of a warm call under eqxjit until its results are there.
     - `compared`: how many calls were compared.
-    - `differences`: one string per difference, with the path in the output; empty without one.
-    - `effects`: why at most one call was compared; empty without a reason.
+    - `differences`: one string per difference, with the path in the output; empty if there is none.
+    - `effects`: why at most one call was compared; empty if there is no reason.
     - `is_wrong`: whether results differ by more than rounding, and not as documented.
-    - `rounding`: the largest difference within rounding, relative to the largest number of its
-        array; 0 without one.
+    - `rounding`: the largest difference that counts as rounding, relative to the largest number in
+        its array; 0 if there is none.
     """
 
     function: str
@@ -82,8 +88,12 @@ class TrialFunction(NamedTuple):
         calls = "1 call" if self.compared == 1 else f"{self.compared:,} calls"
         if self.is_wrong:
             found = "DIFFERENT"
+        elif self.rounding:
+            found = f"equal to {self.rounding:.0e}"
+        elif any(text.startswith(_KNOWN) for text in self.differences):
+            found = "a known difference"
         elif self.differences:
-            found = f"equal to {self.rounding:.0e}" if self.rounding else "a known difference"
+            found = "equal, but for signs of zeros or bits of NaNs"
         else:
             found = "equal, bit for bit"
         why = f"; no more, because {self.effects}" if self.effects else ""
@@ -106,7 +116,7 @@ class TrialLine(NamedTuple):
 class Trial:
     """The findings of a trial, complete when the trial has ended. `eqxjit.trial` creates one.
 
-    `str(trial)` is what it prints, which a notebook shows as HTML.
+    `str(trial)` is the printed text. A notebook shows the trial as HTML.
     """
 
     def __init__(self, name: str, compare: bool):
@@ -117,12 +127,12 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """The time that the program takes under eqxjit, in seconds, without the trial's own."""
+        """The seconds that the program takes under eqxjit, without the trial's own work."""
         return self.seconds_startup + self.seconds_steady
 
     @property
     def seconds_startup(self) -> float:
-        """The part of `seconds` before the first warm call, and what is compiled first after it."""
+        """The part of `seconds` before the first warm call, plus compilations of new code later."""
         return self._swap.startup
 
     @property
@@ -134,30 +144,37 @@ class Trial:
     def seconds_steady_equinox(self) -> float:
         """The time of the steady state under Equinox's `filter_jit`; NaN if it wasn't measured."""
         sampler, n_served = self._swap.sampler, self._swap.n_served
-        if not n_served[THEIRS]:
-            return float("nan")
         ours, awaited, theirs = (self._mean_call(mode) for mode in (OURS, AWAITED, THEIRS))
-        # How long the program is held up by a call, in the call or when it reads the results. Under
-        # Equinox a call returns when its results are there, and only reading them remains.
+        if not (ours > 0 and awaited > 0 and theirs > 0):
+            return float("nan")
+        # How long a call holds up the program under eqxjit: during the call, and later when the
+        # program waits for the results. Reading results takes some time even if they are ready.
+        # Under Equinox, whose calls return when their results are there, nothing else remains.
         n_elsewhere = n_served[AWAITED] + n_served[THEIRS]
         reading = sum(sampler.waiting_elsewhere.values()) / n_elsewhere
         shares = self.shares
         held_up = (shares[CALLS] + shares[WAITING]) * self.seconds_steady / n_served.total()
-        # Not more than a call whose results are awaited, and not less than one that isn't: what is
-        # beyond is not due to calls but to the load of the machine in other moments.
+        # A call holds up the program for at least the time until it returns, and at most the time
+        # until its results are ready. If the samples say otherwise, other programs have used the
+        # machine at other moments.
         held_up = min(max(held_up - reading, ours), max(ours, awaited))
         return self.seconds_steady + n_served.total() * (theirs - held_up)
 
     def _mean_call(self, mode: str) -> float:
-        """Return the mean seconds of the program's calls if all are served in one way."""
+        """Return the mean seconds of the program's calls if all are served in one mode.
+
+        NaN if no call was timed in this mode.
+        """
+        if not any(tried.times[mode] for tried in self._swap.tried.values()):
+            return float("nan")
         seconds = n_calls = 0.0
         for tried in self._swap.tried.values():
-            # A function that can't be served by Equinox counts with its time under eqxjit.
+            # A function that Equinox can't serve is counted with its time under eqxjit.
             times = tried.times[mode] or tried.times[OURS]
             if times:
                 seconds += tried.calls * _trimmed_mean(times)
                 n_calls += tried.calls
-        return seconds / n_calls if n_calls else float("nan")
+        return seconds / n_calls
 
     def _seconds_of_places(self) -> dict[Place, float]:
         """Return the seconds of the steady state for each kind of work and each line."""
@@ -188,7 +205,7 @@ class Trial:
 
     @property
     def lines(self) -> list[TrialLine]:
-        """What each line of the main thread took in the steady state, the largest share first."""
+        """The time of each line of the main thread in the steady state, the largest share first."""
         seconds = self._seconds_of_places()
         total = sum(seconds.values())
         if not total:
@@ -199,7 +216,11 @@ class Trial:
     @property
     def functions(self) -> list[TrialFunction]:
         """The findings on each function, the most called first."""
-        rows = [_row(tried) for tried in self._swap.tried.values()]
+        # Functions of one definition, such as those that an outer function defines, share a row.
+        groups: defaultdict[object, list[Tried]] = defaultdict(list)
+        for tried in self._swap.tried.values():
+            groups[(tried.name, tried.site) if tried.site else tried].append(tried)
+        rows = [_row(group) for group in groups.values()]
         return sorted(rows, key=lambda row: row.calls, reverse=True)
 
     @property
@@ -226,12 +247,17 @@ class Trial:
 
     def _title(self) -> str:
         if not self._swap.is_steady:
-            why = "no function under filter_jit was called again after its first call"
+            why = "no function under filter_jit was called"
+            if self._swap.tried:
+                why = "no call of a function under filter_jit in the main thread could do without "
+                why += "compiling"
             return f"{self._name}: {_time(self.seconds)}; {why}."
         title = f"{self._name}: {_time(self.seconds)}, of which {_time(self.seconds_steady)} after "
         title += "start-up."
         theirs = self.seconds_steady_equinox
-        if theirs == theirs and self.seconds_steady:
+        if self.seconds_steady < _MIN_SECONDS:
+            title += " That is too short for reliable figures."
+        elif theirs == theirs:
             times = theirs / self.seconds_steady
             title += f" Under Equinox's filter_jit {_time(theirs)}, {times:.2f} times as long."
         return title
@@ -249,7 +275,7 @@ class Trial:
         return [f"{row.function}: {text}" for row in self.functions for text in row.differences]
 
     def _spent(self) -> list[tuple[str, str, str]]:
-        """Return the share of each kind of work, its name, and its lines with what helps."""
+        """Return the share of each kind of work, its name, and its lines, followed by a remedy."""
         by_kind: dict[str, list[TrialLine]] = {kind: [] for kind in KINDS}
         for each in self.lines:
             by_kind[each.kind].append(each)
@@ -260,17 +286,18 @@ class Trial:
             lines = [each for each in by_kind[kind] if each.share >= share / 10][:_MAX_LINES]
             shown = [each for each in lines if each.line is not NO_LINE]
             text = ", ".join([f"{each.line} ({each.share:.0%})" for each in shown])
-            text += f": {_HELPS[kind]}" if kind in _HELPS else ""
+            if kind in _REMEDIES:
+                text += f": {_REMEDIES[kind]}" if text else _REMEDIES[kind]
             if kind is COMPILING:
                 text += "".join([f"\n{line}" for line in self._why_traced()])
             rows.append((f"{share:.0%}", _NAMES.get(kind, kind), text))
         return rows
 
     def _why_traced(self) -> list[str]:
-        """Return why functions were traced again, the most frequent reason of each."""
+        """Return the most frequent reason of each function that was traced again."""
         lines = list[str]()
         for tried in self._swap.tried.values():
-            again = Counter([trace.reason for trace in tried.traces[1:]])
+            again = Counter([trace.reason for trace in tried.traces if trace.number > 1])
             for reason, _ in again.most_common(1):
                 lines.append(f"{tried.name}: {len(tried.traces)} traces; {reason}")
         return lines
@@ -281,13 +308,13 @@ class Trial:
         sampler = self._swap.sampler
         if sampler.timer.has_yielded:
             lines.append(
-                "Lines were sampled until the program used SIGALRM: the shares are those of the "
+                "Lines were sampled until the program used SIGALRM. The shares are those of the "
                 "time before."
             )
         elif not sampler.timer.has_run:
             lines.append(
-                "Lines weren't sampled: this needs the main thread, and a system with interval "
-                "timers."
+                "Lines weren't sampled, because that needs the main thread and a system with "
+                "interval timers."
             )
         for name, samples in sampler.others.items():
             [((kind, line), n)] = samples.most_common(1)
@@ -313,32 +340,33 @@ class Trial:
         )
 
 
-def _row(tried: Tried) -> TrialFunction:
-    medians = [
-        statistics.median(tried.times[mode] or [float("nan")]) for mode in (THEIRS, OURS, AWAITED)
-    ]
-    differences = [str(each) for each in tried.unequal.values()]
-    if tried.known:
-        is_effect = tried.known == tried.effects
-        differences.append(tried.known if is_effect else f"known difference: {tried.known}")
-    rounding = max([each.rounding or 0.0 for each in tried.unequal.values()], default=0.0)
+def _row(group: Sequence[Tried]) -> TrialFunction:
+    medians = list[float]()
+    for mode in (THEIRS, OURS, AWAITED):
+        times = [seconds for tried in group for seconds in tried.times[mode]]
+        medians.append(statistics.median(times or [float("nan")]))
+    unequal = {path: each for tried in group for path, each in tried.unequal.items()}
+    differences = [str(each) for each in unequal.values()]
+    for known in dict.fromkeys(tried.known for tried in group if tried.known):
+        is_effect = any(known == tried.effects for tried in group)
+        differences.append(known if is_effect else f"{_KNOWN}{known}")
     return TrialFunction(
-        function=tried.name,
-        site=tried.site,
-        calls=tried.calls,
+        function=group[0].name,
+        site=group[0].site,
+        calls=sum(tried.calls for tried in group),
         seconds_equinox=medians[0],
         seconds_eqxjit=medians[1],
         seconds_ready=medians[2],
-        compared=tried.compared,
+        compared=sum(tried.compared for tried in group),
         differences=differences,
-        effects=tried.effects,
-        is_wrong=tried.is_wrong,
-        rounding=rounding,
+        effects=next((tried.effects for tried in group if tried.effects), ""),
+        is_wrong=any(tried.is_wrong for tried in group),
+        rounding=max([each.rounding or 0.0 for each in unequal.values()], default=0.0),
     )
 
 
 def _trimmed_mean(seconds: Iterable[float]) -> float:
-    """Return the mean without a fifth at each end, where other programs may have used the CPU."""
+    """Return the mean without the fifth at each end. At the upper end, others used the CPU."""
     ordered = sorted(seconds)
     n_outer = len(ordered) // 5
     return statistics.fmean(ordered[n_outer : len(ordered) - n_outer])
@@ -354,7 +382,7 @@ def _time(seconds: float) -> str:
 
 
 def _aligned(rows: Iterable[Sequence[str]], n_numbers: int) -> list[str]:
-    """Return the lines of a table, whose first columns are numbers."""
+    """Return the lines of a table. The first `n_numbers` columns are aligned at the right."""
     rows = [*rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = list[str]()
@@ -377,13 +405,14 @@ def trying(found: Trial) -> Iterator[Trial]:
 def trial(*, compare: bool = True) -> Iterator[Trial]:
     """Try eqxjit on what runs inside, and print the findings.
 
-    They are: whether the results of jitted functions are those of Equinox's `filter_jit`, how much
-    longer calls take there, and which lines take the rest of the time. Meanwhile eqxjit is
-    installed, as by `install`. `python -m eqxjit --trial train.py` does the same for a script.
+    The findings tell whether jitted functions have the same results under Equinox's `filter_jit`,
+    how long calls take there, and which lines take the rest of the time. Inside the context, eqxjit
+    is installed, as by `install`. `python -m eqxjit --trial train.py` does the same for a script.
 
     **Arguments:**
 
-    - `compare`: whether some calls run under Equinox, too. Otherwise lines are sampled only.
+    - `compare`: whether some calls run under Equinox, too. If not, the trial only times calls under
+        eqxjit, and samples lines.
 
     **Returns:**
 
@@ -415,8 +444,15 @@ def trial(*, compare: bool = True) -> Iterator[Trial]:
 
 @contextlib.contextmanager
 def trial_of_program(name: str, path: str | None, compare: bool) -> Iterator[None]:
-    """Try eqxjit on a whole program, and end with status 1 if it has wrong results."""
+    """Try eqxjit on a whole program, and end with status 1 if it has wrong results.
+
+    **Raises:**
+
+    - `OSError`, before the program runs, if no page can be written to `path`.
+    """
     found = Trial(name, compare)
+    if path is not None:
+        found.save(path)
     try:
         with trying(found):
             yield

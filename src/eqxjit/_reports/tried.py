@@ -1,4 +1,4 @@
-"""Runs calls of a function under Equinox's `filter_jit`, too, and keeps how results differ."""
+"""Runs calls of a function under Equinox's `filter_jit`, too, and records the differences."""
 
 import dataclasses
 import functools
@@ -14,24 +14,25 @@ import jax
 import numpy as np
 
 from .._compat import UpstreamWrapper, upstream_filter_jit
-from .._core.wrapper import JitFunction
+from .._core.wrapper import JitFunction, filter_jit
 from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
 from .._spec.static_key import CONSTANTS
 from .._spec.tree import combine, split
 from .comparison import Unequal, compare, compare_errors
 
-#: Who serves a call. An awaited call is served by eqxjit, and returns when its results are there.
+#: The modes of serving a call: by eqxjit; by eqxjit, waiting for the results; and by Equinox.
 OURS, AWAITED, THEIRS = "ours", "awaited", "theirs"
 
 # How many calls of each structure are compared first.
 _N_FIRST = 3
 
-# Equinox's own, because `install` replaces these names while a trial is on.
+# Equinox's own functions. The first is in a `partial`, because `install` replaces the plain
+# function wherever a module refers to it.
 _upstream_filter_jit = functools.partial(upstream_filter_jit)
 _upstream_call: Any = vars(UpstreamWrapper or object).get("__call__")
 
-# A function that reads one of these computes something else each time.
+# A function that uses one of these may compute something different in each call.
 _STATEFUL = np.random.Generator, np.random.RandomState, random.Random, io.IOBase
 
 
@@ -60,18 +61,19 @@ class Tried:
 
     - `name`, `site`: the function's name, and where it is defined.
     - `options`: the options of its `filter_jit`.
-    - `effects`: why at most one call is compared; empty without a reason.
+    - `effects`: why at most one call is compared; empty if there is no reason.
     - `is_excluded`: whether no call may run under Equinox.
+    - `was_traced`: whether eqxjit traced the function before the trial.
     - `calls`: how often the function was called.
-    - `n_due`: how many of the next calls are candidates for a comparison in any case, because they
-        may have a new structure.
+    - `n_due`: how many of the next calls are looked at, because their structure may be new. Not
+        positive if none is.
     - `compared`: how many calls were compared.
     - `by_structure`: how many calls of each spec were compared.
     - `statics`: the static objects of the first compared call of each spec.
-    - `unequal`: the first parts that differed, by their paths.
-    - `known`: how results differ that differ as documented; empty if none does.
+    - `unequal`: the first difference found at each path.
+    - `known`: a difference that is documented, as a text; empty if there is none.
     - `traces`: eqxjit's traces of the function during the trial.
-    - `times`: the seconds of the timed calls, by who served them.
+    - `times`: the seconds of the latest timed calls, by mode.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Tried:
     options: Any
     effects: str = ""
     is_excluded: bool = False
+    was_traced: bool = False
     calls: int = 0
     n_due: int = _N_FIRST
     compared: int = 0
@@ -105,7 +108,7 @@ class Tried:
 
     @property
     def is_right(self) -> bool:
-        """Whether calls were compared, and Equinox's results were the same."""
+        """Whether calls were compared, and the results agree within rounding."""
         return self.compared > 0 and not (self.is_excluded or self.known or self.is_wrong)
 
     def parts_of(self, args: Any, kwargs: Any) -> Parts | None:
@@ -121,13 +124,13 @@ class Tried:
         return None if self.is_excluded else parts
 
     def exclude_if_stateful(self, values: list[Any]) -> None:
-        """Exclude the function if it reads something that each call changes."""
+        """Exclude the function if it reads something that changes with each call."""
         for each in values:
             if isinstance(each, _STATEFUL) or hasattr(type(each), "__next__"):
                 self.effects, self.is_excluded = f"it reads a `{type(each).__name__}`", True
 
     def is_due(self, parts: Parts) -> bool:
-        """Return whether a call is one of the first of its structure."""
+        """Return whether a call is one of the first calls of its structure."""
         n_wanted = _N_FIRST if self.has_traced(parts) else 2 * _N_FIRST
         return self.by_structure[parts.spec] < n_wanted
 
@@ -136,17 +139,15 @@ class Tried:
         self.n_due = _N_FIRST
 
     def has_traced(self, parts: Parts) -> bool:
-        """Return whether Equinox has traced this structure for these very static objects.
+        """Return whether Equinox has traced this structure for the same static objects.
 
-        For equal ones it would return those that it has traced.
+        For static objects that are only equal, Equinox would return the objects that it has traced.
         """
         known = self.statics.get(parts.spec)
-        return known is not None and all(
-            a is b or type(a) in CONSTANTS for a, b in zip(parts.statics, known, strict=True)
-        )
+        return known is not None and all(map(_is_interchangeable, parts.statics, known))
 
     def copied(self, arrays: list[Any]) -> list[Any]:
-        """Return copies of the arrays that a call may delete, or their owner overwrite."""
+        """Return the arrays, of which those that may be deleted or overwritten are copied."""
         return [
             each.copy() if self.donates or not isinstance(each, jax.Array) else each
             for each in arrays
@@ -160,39 +161,56 @@ class Tried:
         self.compared += 1
         self.by_structure[parts.spec] += 1
         self.statics.setdefault(parts.spec, parts.statics)
-        again = self._run(theirs, parts, given)
-        found = _differences(ours, again)
+        of_equinox = self._run(theirs, parts, given)
+        found = _differences(ours, of_equinox)
         if any(each.rounding is None for each in found):
-            # Equinox may have returned what it traced for equal static objects. A function that is
-            # new each time is traced anew.
+            # Equinox may have returned static objects that it has traced for equal ones. A new
+            # function around the same one has it trace again.
             renewed = eqx.Partial(lambda f, *args, **kwargs: f(*args, **kwargs), fun)
-            anew = self._run(upstream(renewed, self.options), parts, given)
-            if not _differences(ours, anew):
+            retraced = self._run(upstream(renewed, self.options), parts, given)
+            if not _differences(ours, retraced):
                 why = "Equinox returns what it traced for an equal static value"
                 self.known = f"{found[0]}: {why}"
                 return
-            if _differences(again, anew):
+            if _differences(of_equinox, retraced):
                 self.effects = self.known = "its results differ from trace to trace"
+                return
+            if self.was_traced and not _differences(self._retraced(fun, parts, given), retraced):
+                why = "it was traced before the trial, and a new trace gives a different result"
+                self.known = f"{found[0]}: {why}"
                 return
         for each in found[:10]:
             self.unequal.setdefault(each.path, each)
 
+    def _retraced(self, fun: Any, parts: Parts, given: list[Any]) -> Outcome:
+        """Return the outcome of a call under eqxjit if it had traced nothing so far."""
+        options = self.options
+        renewed = eqx.Partial(lambda f, *args, **kwargs: f(*args, **kwargs), fun)
+        ours = filter_jit(renewed, donate=options.donate, **dict(options.jit_arguments))
+        return self._run(ours, parts, given)
+
     def _run(self, theirs: Any, parts: Parts, given: list[Any]) -> Outcome:
         arrays = self.copied(given)
         args, kwargs = combine(parts.spec, iter(arrays), iter(parts.statics))
+        # A trace may draw random numbers, which are the program's.
+        states = random.getstate(), np.random.get_state()
         with Prints(drops=True):
             try:
                 return Outcome(theirs(*args, **kwargs), None)
             except Exception as error:
                 return Outcome(None, error)
+            finally:
+                random.setstate(states[0])
+                np.random.set_state(states[1])
 
 
 def tried_of(ours: Any) -> Tried:
     """Return a new `Tried` for the function of one of our wrappers."""
     function, fun = ours._function, ours.__wrapped__
     tried = Tried(function.signature.label, place_of(fun).site, function.options)
+    tried.was_traced = ours.cache_info().traces > 0
     if type(ours) is not JitFunction:
-        tried.effects, tried.is_excluded = "Equinox has none like it", True
+        tried.effects, tried.is_excluded = "Equinox has no counterpart", True
     *_, innermost = wrapped_by(fun)
     code = code_of(innermost)
     if code is not None:
@@ -201,6 +219,24 @@ def tried_of(ours: Any) -> Tried:
         if hasattr(innermost, "__closure__"):
             tried.exclude_if_stateful([value for _, value in captured(innermost)])
     return tried
+
+
+def _is_interchangeable(a: Any, b: Any) -> bool:
+    """Return whether one static object may be returned in place of another that equals it."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(_is_interchangeable, a, b))
+    if type(a) is dict:
+        return [*a] == [*b] and all(map(_is_interchangeable, a.values(), b.values()))
+    if dataclasses.is_dataclass(a) and hasattr(a, "__dict__"):
+        # Objects with attributes that aren't fields differ in ways that `==` doesn't show.
+        return vars(a).keys() == vars(b).keys() and all(
+            map(_is_interchangeable, vars(a).values(), vars(b).values())
+        )
+    return type(a) in CONSTANTS
 
 
 def upstream(fun: Any, options: Any) -> Any:
@@ -232,7 +268,9 @@ class Prints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The call may have put another stream there.
+        # Another stream may be there, of the call or of another thread's comparison. That stream
+        # may refer to this one.
+        self._drops = False
         if sys.stdout is self:
             sys.stdout = self._stream
 

@@ -1,0 +1,168 @@
+"""The figures of a trial, on programs that spend their time in one known place."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+
+X = jnp.ones(3)
+
+
+def is_here(line):
+    return line.line.filename == __file__
+
+
+def share_of(trial, kind):
+    """The share of a kind of work by lines of this file."""
+    return sum(line.share for line in trial.lines if line.kind == kind and is_here(line))
+
+
+def test_time_between_calls_is_pythons():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        for _ in range(300):
+            double(X)
+            time.sleep(0.002)
+    assert share_of(trial, "Python") > 0.6
+    assert trial.seconds_steady > 0.5
+    assert abs(trial.seconds - trial.seconds_startup - trial.seconds_steady) < 1e-6
+
+
+def test_operations_and_moving_data_are_told_apart():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    data = np.ones((100, 100), np.float32)
+    jnp.sin(X), jnp.asarray(data)
+    with eqxjit.trial(compare=False) as trial:
+        double(X)
+        double(X)
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:
+            jnp.sin(X)
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            jnp.asarray(data)
+    assert share_of(trial, "operations outside jit") > 0.15
+    assert share_of(trial, "moving data") > share_of(trial, "operations outside jit")
+
+
+def test_tracing_again_is_apart_from_start_up_and_has_its_line():
+    def step(x, n):
+        time.sleep(0.03)
+        return n * x
+
+    jitted = eqxjit.filter_jit(step)
+    with eqxjit.trial(compare=False) as trial:
+        jitted(X, 0)
+        jitted(X, 0)
+        for n in range(1, 8):
+            jitted(X, n)
+    assert trial.seconds_startup > 0.03
+    assert share_of(trial, "tracing and compiling") > 0.6
+    assert "`n` was" in str(trial)
+
+
+def test_what_the_trial_does_itself_is_left_out():
+    def slow_to_trace(x):
+        time.sleep(0.3)
+        return x + 1
+
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        for _ in range(10):
+            double(X)
+        # eqxjit traces it once, which is start-up, and Equinox once more.
+        eqxjit.filter_jit(slow_to_trace)(X)
+        time.sleep(0.2)
+    assert trial.seconds_startup >= 0.3
+    assert trial.seconds < trial.seconds_startup + 0.3
+    assert share_of(trial, "Python") > 0.5
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_waiting_for_results_is_not_saved(is_read):
+    @eqxjit.filter_jit
+    def compute(x):
+        for _ in range(8):
+            x = x @ x / len(x)
+        return x
+
+    x = jnp.ones((300, 300))
+    with eqxjit.trial() as trial:
+        for _ in range(100):
+            x = compute(x)
+            if is_read:
+                jax.block_until_ready(x)
+        jax.block_until_ready(x)
+    # The computation takes as long under Equinox. Counted twice, it would be twice as long.
+    assert 0.5 < trial.seconds_steady_equinox / trial.seconds_steady < 1.6
+    [row] = trial.functions
+    assert row.seconds_ready > 0
+    if is_read:
+        assert share_of(trial, "waiting") + share_of(trial, "jitted calls") > 0.6
+
+
+def test_later_calls_are_compared_at_random():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            double(X)
+    [row] = trial.functions
+    assert row.compared > 3
+
+
+@pytest.mark.parametrize("n", [8, 3000])
+def test_a_single_call_of_a_new_structure_is_compared(n):
+    traces = []
+
+    def step(x, y):
+        if y is None:
+            return x
+        traces.append(1)
+        return x + (len(traces) == 1)
+
+    jitted = eqxjit.filter_jit(step)
+    with eqxjit.trial() as trial:
+        for _ in range(n):
+            jitted(X, None)
+        jitted(X, X)
+    [row] = trial.functions
+    assert row.is_wrong
+    assert "output[0]" in row.differences[0]
+
+
+class Config:
+    """Equal to all others of its class, but a different object."""
+
+    def __eq__(self, other):
+        return isinstance(other, Config)
+
+    def __hash__(self):
+        return 0
+
+
+def test_no_call_is_served_with_the_static_objects_of_an_earlier_call():
+    jitted = eqxjit.filter_jit(lambda x, config: (x, config))
+    configs = Config(), Config()
+    with eqxjit.trial() as trial:
+        for i in range(6000):
+            config = configs[i % 2]
+            assert jitted(X, config)[1] is config
+    assert not trial.is_wrong
+
+
+def test_wrappers_that_the_garbage_collector_no_longer_lists_are_tried():
+    # The tests freeze all objects that exist when they begin, this module's function included.
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            at_import(X)
+    assert [row.function for row in trial.functions] == ["at_import"]
+
+
+@eqxjit.filter_jit
+def at_import(x):
+    return x + 1
