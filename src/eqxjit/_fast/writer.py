@@ -524,7 +524,7 @@ class Writer:
 
 
 def _constant_of(key: Any) -> Any:
-    """Return the object to which a static object with this key is compared by type and `==`.
+    """Return the constant that the guards compare a static object with, by type and `==`.
 
     `None` if such a comparison isn't enough, or if the key is the key of `None`.
     """
