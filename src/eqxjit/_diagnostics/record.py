@@ -108,7 +108,7 @@ class TraceRecord:
 
     @functools.cached_property
     def explanation(self) -> Explanation:
-        """How the trace differs from the closest earlier trace; computed lazily, once."""
+        """The differences from the closest earlier trace; computed lazily, once."""
         now = self.circumstances
         earlier = self.earlier
         self.earlier = ()

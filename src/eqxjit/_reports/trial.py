@@ -48,7 +48,7 @@ _NAMES = {
 
 
 class TrialFunction(NamedTuple):
-    """What a trial found out about one function.
+    """The findings of a trial on one function.
 
     - `function`: the function's name.
     - `site`: where the function is defined, such as `train.py:6`; `None` if it isn't a Python
@@ -225,7 +225,7 @@ class Trial:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether results differ from Equinox's by more than rounding, and not as documented."""
+        """True if results differ from Equinox's by more than rounding, and not as documented."""
         return any(row.is_wrong for row in self.functions)
 
     # --- Texts --------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Parts(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a call returned, or else the error that it raised."""
+    """The result of a call, or the error that it raised."""
 
     result: Any
     error: Exception | None
@@ -57,7 +57,7 @@ def _times() -> dict[str, deque[float]]:
 
 @dataclasses.dataclass(eq=False)
 class Tried:
-    """What a trial knows of one function.
+    """The state of a trial for one function.
 
     - `name`, `site`: the function's name, and where it is defined.
     - `options`: the options of its `filter_jit`.
@@ -98,17 +98,17 @@ class Tried:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether results differ by more than rounding, and not as documented."""
+        """True if results differ by more than rounding, and not as documented."""
         return any(each.rounding is None for each in self.unequal.values())
 
     @property
     def is_comparable(self) -> bool:
-        """Whether a call may run under Equinox, too."""
+        """True if a call may run under Equinox, too."""
         return not (self.is_excluded or (self.effects and self.compared))
 
     @property
     def is_right(self) -> bool:
-        """Whether calls were compared, and the results agree within rounding."""
+        """True if calls were compared, and the results agree within rounding."""
         return self.compared > 0 and not (self.is_excluded or self.known or self.is_wrong)
 
     def parts_of(self, args: Any, kwargs: Any) -> Parts | None:
