@@ -561,3 +561,50 @@ def test_equinox_serves_calls_with_static_objects_that_are_created_again():
             f(jnp.ones(3), Rate(2.0))
     [row] = trial.functions
     assert row.seconds_equinox > 0
+
+
+@jax.tree_util.register_pytree_node_class
+class OnlyTraced:
+    """A container that can't be flattened outside of a trace."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def tree_flatten(self):
+        if not isinstance(self.x, jax.core.Tracer):
+            raise ValueError("can't be flattened")
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_a_comparison_that_fails_does_not_fail_the_program():
+    row, trial = tried(lambda x: OnlyTraced(x), jnp.ones(3))
+    assert "can't be flattened" in row.verdict
+    assert not trial.is_wrong
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+def test_a_timeout_within_a_comparison_reaches_the_program():
+    traces = []
+
+    def step(x):
+        traces.append(1)
+        if len(traces) > 1:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            time.sleep(1)
+        return x
+
+    def time_out(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, time_out)
+    try:
+        with eqxjit.trial() as trial, pytest.raises(TimeoutError):
+            eqxjit.filter_jit(step)(jnp.ones(3))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not trial.is_wrong

@@ -25,6 +25,7 @@ from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
 from .._places import trim
+from .._text import comes_from_signal_handler
 from .blocks import Block, Blocks
 from .sampler import COMPILING, Sampler
 from .tried import AWAITED, OURS, THEIRS, Outcome, Parts, Prints, Tried, tried_of, upstream
@@ -220,10 +221,10 @@ class Swap:
 
     def _is_random(self, now: float) -> bool:
         """Return whether a call is to be compared for no other reason than chance."""
-        # In the main thread, the first call after each pause.
-        return (
-            self.blocks.is_due(now) if self.thread.is_main else self._random.random() < 1 / _ONE_IN
-        )
+        if self.thread.is_main:
+            # The first call after each pause.
+            return self.blocks.is_due(now)
+        return self._random.random() < 1 / _ONE_IN
 
     def _choose(
         self, tried: Tried, block: Block | None, is_random: bool, args: Any, kwargs: Any
@@ -256,7 +257,7 @@ class Swap:
         try:
             result = served(*args, **kwargs)
             if is_awaited:
-                jax.block_until_ready(result)
+                _wait_for(result)
             return Outcome(result, None), time.perf_counter() - start
         except Exception as error:
             return Outcome(None, error), time.perf_counter() - start
@@ -298,9 +299,7 @@ class Swap:
         self.sampler.release(time.perf_counter())
         if is_end:
             # Otherwise the next block would wait for what the calls before it have left to compute.
-            # If that fails, the program finds out when it reads the results.
-            with contextlib.suppress(Exception):
-                jax.block_until_ready(outcome.result)
+            _wait_for(outcome.result)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -359,6 +358,16 @@ class Swap:
             self.startup += seconds
 
 
+def _wait_for(result: Any) -> None:
+    """Wait until the arrays of a result are ready."""
+    try:
+        jax.block_until_ready(result)
+    except Exception as error:
+        if comes_from_signal_handler(error):
+            raise
+        # If the computation has failed, the program finds out when it reads the result.
+
+
 def _all_wrappers() -> list[Any]:
     """Return all wrappers that exist."""
     is_frozen = gc.get_freeze_count() > 0
@@ -367,6 +376,7 @@ def _all_wrappers() -> list[Any]:
         gc.unfreeze()
     found = [each for each in gc.get_objects() if isinstance(each, JitFunction)]
     if is_frozen:
+        # Those that are new since then become frozen, too.
         gc.freeze()
     # A wrapper without a handler is being unpickled at this moment.
     return [each for each in found if hasattr(each, "_handler")]

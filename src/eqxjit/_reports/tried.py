@@ -19,6 +19,7 @@ from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
 from .._spec.static_key import CONSTANTS
 from .._spec.tree import combine, split
+from .._text import comes_from_signal_handler
 from .comparison import Unequal, compare, compare_errors
 
 #: The modes of serving a call: by eqxjit; by eqxjit, waiting for the results; and by Equinox.
@@ -117,7 +118,9 @@ class Tried:
             return None
         try:
             parts = Parts(*split((args, kwargs)))
-        except Exception:
+        except Exception as error:
+            if comes_from_signal_handler(error):
+                raise
             # The call itself raises a better error.
             return None
         self.exclude_if_stateful(parts.statics)
@@ -158,6 +161,17 @@ class Tried:
 
         `theirs` is `fun` under Equinox's `filter_jit`. `given` are copies of the call's arrays.
         """
+        try:
+            self._compare(fun, theirs, parts, given, ours)
+        except Exception as error:
+            # The program must not fail because a comparison does, in its own flatten, for example.
+            if comes_from_signal_handler(error):
+                raise
+            self.known = self.effects = f"comparing it raises {type(error).__name__}: {error}"
+
+    def _compare(
+        self, fun: Any, theirs: Any, parts: Parts, given: list[Any], ours: Outcome
+    ) -> None:
         self.compared += 1
         self.by_structure[parts.spec] += 1
         self.statics.setdefault(parts.spec, parts.statics)
@@ -198,6 +212,8 @@ class Tried:
             try:
                 return Outcome(theirs(*args, **kwargs), None)
             except Exception as error:
+                if comes_from_signal_handler(error):
+                    raise
                 return Outcome(None, error)
             finally:
                 random.setstate(states[0])
