@@ -183,17 +183,18 @@ class Swap:
             is_random = self._is_random(begun)
             block = self._begin_call(begun) if is_main else None
             mode, compared = self._choose(tried, block, is_random, args, kwargs)
-            # Copies are made before the call, because the call may donate the arrays.
-            given = tried.copied(compared.arrays) if compared else []
-            with Prints() if compared else contextlib.nullcontext() as prints:
+            # Copied before the call, because the call may donate the arrays.
+            given = tried.copies_for(compared)
+            is_compared = compared is not None and given is not None
+            with Prints() if is_compared else contextlib.nullcontext() as prints:
                 # A call that is compared is awaited. Otherwise Equinox would wait for what the
                 # calls before it have left to compute, in time that doesn't count.
-                is_awaited = mode is AWAITED or compared is not None
+                is_awaited = mode is AWAITED or is_compared
                 outcome, seconds = self._serve(to, mode, is_awaited, args, kwargs)
             self._account(tried, mode, block, outcome, seconds)
-            if is_main and (compared or self.thread.has_compiled):
+            if is_main and (is_compared or self.thread.has_compiled):
                 self.blocks.abandon(time.perf_counter())
-            if compared:
+            if compared is not None and given is not None:
                 if prints is not None and prints.n_printed:
                     tried.effects = tried.effects or "it prints"
                 tried.compare(to.ours.__wrapped__, to.theirs, compared, given, outcome)
@@ -325,8 +326,9 @@ class Swap:
             self.sampler.hold(time.perf_counter())
         parts = tried.parts_of(args, kwargs)
         if parts is not None:
-            given = tried.copied(parts.arrays)
-            tried.compare(to.ours.__wrapped__, to.theirs, parts, given, Outcome(result, None))
+            given = tried.copies_for(parts)
+            if given is not None:
+                tried.compare(to.ours.__wrapped__, to.theirs, parts, given, Outcome(result, None))
         if not is_held:
             self.sampler.release(time.perf_counter())
 

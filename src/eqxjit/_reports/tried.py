@@ -149,6 +149,18 @@ class Tried:
         known = self.statics.get(parts.spec)
         return known is not None and all(map(_is_interchangeable, parts.statics, known))
 
+    def copies_for(self, parts: Parts | None) -> list[Any] | None:
+        """Return copies of the arrays of a call to compare; `None` if it can't be compared."""
+        if parts is None:
+            return None
+        try:
+            return self.copied(parts.arrays)
+        except Exception as error:
+            if comes_from_signal_handler(error):
+                raise
+            # An array was deleted, for example. The call itself raises a better error.
+            return None
+
     def copied(self, arrays: list[Any]) -> list[Any]:
         """Return the arrays, of which those that may be deleted or overwritten are copied."""
         return [
@@ -164,7 +176,7 @@ class Tried:
         try:
             self._compare(fun, theirs, parts, given, ours)
         except Exception as error:
-            # The program must not fail because a comparison does, in its own flatten, for example.
+            # The program must not fail because a comparison does, for lack of memory, for example.
             if comes_from_signal_handler(error):
                 raise
             self.known = self.effects = f"comparing it raises {type(error).__name__}: {error}"
