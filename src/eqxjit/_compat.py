@@ -249,7 +249,7 @@ _WRAPPED = "val", "primal", "tangent"
 
 
 def copy_in_tracer(tracer: Any) -> None:
-    """Replace the NumPy arrays that a tracer of `vmap`, `jvp` or `grad` wraps by copies.
+    """Put copies in place of the NumPy arrays in a tracer of `vmap`, `jvp` or `grad`.
 
     JAX may read them after the call, for example in the backward pass of a gradient.
     """

@@ -428,7 +428,8 @@ def _part_of_class(cls: type, n_children: int, is_opaque: bool = False) -> Part:
     name = cls.__name__
     if cls in (tuple, list):
         return Part(f"{name} of {n_children}", name, "container", is_node=True)
-    # Like a tuple, these may hold values of the user or of a library, so they count as containers.
+    # Remedies look through containers for the class that the user can change. A wrapper, a dict and
+    # a partial function hold values that others wrote, as a tuple does, so they are containers.
     if cls in WRAPPERS or (issubclass(cls, _CONTAINERS) and not is_opaque):
         return Part(name, name, "container", is_node=True)
     nature = "object" if is_opaque else ""

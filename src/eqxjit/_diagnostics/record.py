@@ -140,8 +140,8 @@ class TraceRecord:
         try:
             return constants_of(self.jaxpr(), roots)
         except Exception as error:
-            # The search for names goes through objects of the user's, which may raise anything.
-            # Nothing must fail because of it.
+            # The search for names reads the user's objects, which may raise any error. Such an
+            # error must not make a call or a report fail.
             if comes_from_signal_handler(error):
                 raise
             return ()

@@ -415,8 +415,9 @@ class Writer:
 
     def _match_array(self, var: str, source: str) -> None:
         if source == var:
-            # Not assigned to the parameter itself, because the slow path gets the parameter if a
-            # later guard fails.
+            # Not the parameter's own name, because the template assigns copies to these names. The
+            # arrays of the wrapped function are variables of `make_call`. An assignment to such a
+            # name would make it a local variable, which has no value yet.
             var = self.variable(f"{var}_array")
             source = f"{var} := {source}"
         self.arrays.append(var)

@@ -72,7 +72,8 @@ class Tried:
     - `by_structure`: how many calls of each spec were compared.
     - `statics`: the static objects of the first compared call of each spec.
     - `unequal`: the first difference found at each path.
-    - `known`: a difference that is documented, as a text; empty if there is none.
+    - `known`: a documented difference, or why the comparison gave no result; empty if there is
+        neither.
     - `traces`: eqxjit's traces of the function during the trial.
     - `times`: the seconds of the latest timed calls, by mode.
     """
@@ -99,7 +100,7 @@ class Tried:
 
     @property
     def is_wrong(self) -> bool:
-        """True if results differ by more than rounding, and not as documented."""
+        """True if results differ by more than rounding, in a way that isn't documented."""
         return any(each.rounding is None for each in self.unequal.values())
 
     @property
