@@ -226,7 +226,7 @@ class Trial:
 
     @property
     def is_wrong(self) -> bool:
-        """True if results differ from Equinox's by more than rounding, in a way that isn't documented."""
+        """True if a function's results differ by more than rounding, and not as documented."""
         return any(row.is_wrong for row in self.functions)
 
     # --- Texts --------------------------------------------------------------------------------
