@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
     page = chosen.trial_page
     # Checked now, because the program may run for hours.
     if page and not page.lower().endswith(".html"):
-        parser.error(f"`--trial={page}`: a trial is saved as .html")
+        parser.error(f"`--trial=FILE` writes a page of HTML, so FILE must end with .html: {page!r}")
     if chosen.no_compare and not (chosen.trial or page):
         parser.error("`--no-compare` is an option of `--trial`")
     if chosen.info:

@@ -249,7 +249,7 @@ _WRAPPED = "val", "primal", "tangent"
 
 
 def copy_in_tracer(tracer: Any) -> None:
-    """Replace the NumPy arrays that a tracer of `vmap`, `jvp` or `grad` wraps by copies.
+    """Put copies in place of the NumPy arrays in a tracer of `vmap`, `jvp` or `grad`.
 
     JAX may read them after the call, for example in the backward pass of a gradient.
     """
@@ -292,8 +292,9 @@ logging.getLogger("jax._src.callback").addFilter(
     lambda record: type((record.exc_info or (None, None))[1]).__name__ != CALLBACK_ERROR_NAME
 )
 
-# Each function has JAX leave out the frames of a file: from the source locations of operations,
-# which logs and errors show, and from tracebacks. With the fallback, both contain lines of eqxjit.
+# These two functions make JAX leave out the frames of a file. The first leaves them out of the
+# source locations of operations, which logs and errors show, and the second out of tracebacks. With
+# the fallbacks, both show lines of eqxjit.
 exclude_from_locations = _private("jax._src.source_info_util:register_exclusion", _do_nothing)
 exclude_from_tracebacks = _private("jax._src.traceback_util:register_exclusion", _do_nothing)
 

@@ -561,3 +561,43 @@ def test_equinox_serves_calls_with_static_objects_that_are_created_again():
             f(jnp.ones(3), Rate(2.0))
     [row] = trial.functions
     assert row.seconds_equinox > 0
+
+
+def test_an_array_that_was_donated_before_raises_the_same_error():
+    jitted = eqxjit.filter_jit(lambda x: x + 1, donate="all")
+    x = jnp.ones(3)
+    jitted(x)
+    errors = []
+
+    def call():
+        with pytest.raises(Exception, match="deleted") as caught:
+            jitted(x)
+        errors.append((caught.type, str(caught.value)))
+
+    call()
+    outcome(call)
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+def test_a_timeout_within_a_comparison_reaches_the_program():
+    traces = []
+
+    def step(x):
+        traces.append(1)
+        if len(traces) > 1:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            time.sleep(1)
+        return x
+
+    def time_out(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, time_out)
+    try:
+        with eqxjit.trial() as trial, pytest.raises(TimeoutError):
+            eqxjit.filter_jit(step)(jnp.ones(3))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not trial.is_wrong

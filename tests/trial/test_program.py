@@ -163,7 +163,7 @@ def test_a_page_has_the_suffix_of_one_and_may_be_empty(tmp_path):
     path.write_text("print(1)")
     wrong = python("-m", "eqxjit", f"--trial={tmp_path / 'page.txt'}", str(path))
     assert wrong.returncode == 2
-    assert "a trial is saved as .html" in wrong.stderr
+    assert "must end with .html" in wrong.stderr
     assert wrong.stdout == ""
     right = python("-m", "eqxjit", f"--trial={tmp_path / 'page.html'}", str(path))
     assert (right.returncode, right.stdout) == (0, "1\n"), right.stderr

@@ -133,7 +133,7 @@ class Lowered:
 
     @property
     def seconds(self) -> float:
-        """How long tracing, lowering and compiling have taken so far.
+        """The time that tracing, lowering and compiling have taken so far.
 
         Phases that were done before this object was created don't count.
         """

@@ -76,7 +76,7 @@ Output = dict[Program, list[Any]]
 
 
 class Out(NamedTuple):
-    """What a program returns besides arrays: the structure and the static objects of its output.
+    """The part of a program's output that isn't arrays: its structure and its static objects.
 
     Some static objects of an output are objects that the call passed in. A later call may pass
     different objects in their places, and gets its own objects back.
@@ -119,7 +119,7 @@ class _Outs(dict[int, tuple[Out, Any]]):
 
 
 class Entry:
-    """What all calls of a function with one spec share: above all, the `jax.jit` that they call.
+    """The state that all calls of a function with one spec share, such as the `jax.jit` they call.
 
     - `spec`: the spec of the arguments.
     - `name`: the name of the function.

@@ -65,7 +65,8 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
     if cls not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
         return None
     text = _text_of(error)
-    # XLA has several texts for this error, all of which give arrays only by a flat index.
+    # XLA words the error for an array that is donated twice in several ways. All of them give
+    # arrays only by a flat index.
     is_donated_twice = "Attempt to " in text and "donate" in text
     paths: dict[int, str] = {}
     for path, leaf in arrays:

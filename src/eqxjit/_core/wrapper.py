@@ -327,16 +327,16 @@ def _blank() -> JitFunction[..., Any]:
 class BoundJitFunction(_Jitted[P, T], functools.partial[T]):
     """A wrapped method, bound to an instance. Like `equinox.Partial`, it is a pytree.
 
-    It is a `functools.partial`, so that C creates it and calls it: `func` is the wrapper of the
-    method, `args` has the instance, and `keywords` is empty.
+    It subclasses `functools.partial`, which is created and called in C. `func` is the wrapper of
+    the method, `args` has the instance, and `keywords` is empty.
     """
 
     __slots__ = ()
 
     # `help(model.step)` shows this docstring.
     __doc__ = property(lambda self: self.func.__doc__)  # type: ignore[assignment]
-    # The wrapper. `__getattr__` would return the function of the unwrapped method, which isn't
-    # jitted.
+    # `__func__` is the wrapper. Without this property, `__getattr__` would return the function of
+    # the unwrapped method, which isn't jitted.
     __func__ = property(operator.attrgetter("func"))
     _wrapper = property(operator.attrgetter("func"))
     _bound = property(operator.attrgetter("args"))

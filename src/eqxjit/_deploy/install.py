@@ -83,12 +83,14 @@ def _put_in_place() -> None:
     """Replace upstream's function wherever it is found, and the methods of upstream's wrappers."""
     # Another tool may have replaced upstream's function in this public place.
     public = eqx.filter_jit
+    # Local, because the loop replaces the global variable of this module, too.
+    upstream = upstream_filter_jit
     for module in tuple(sys.modules.values()):
         if issubclass(type(module), types.ModuleType):
             # Not `vars`, which would load a module that is imported lazily.
             namespace = object.__getattribute__(module, "__dict__")
             for name, value in tuple(namespace.items()):
-                if value is public or value is upstream_filter_jit:
+                if value is public or value is upstream:
                     _replace(namespace, namespace.__setitem__, name, filter_jit)
     if UpstreamWrapper is not None:
         # Callbacks run in reverse order. So the twins are dropped after the methods that create

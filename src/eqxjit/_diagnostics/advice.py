@@ -123,7 +123,8 @@ class Change(NamedTuple):
     def owner(self) -> Row | None:
         """The object of a library's class that the user created, and that holds the part.
 
-        It is the outermost of the libraries' objects directly around the part.
+        Going outwards from the part, the search ends before the first object of a user's class. The
+        owner is the last library object that it meets.
         """
         rows = [row for row in self.row.around if row.part.nature != "container"]
         of_libraries = [*itertools.takewhile(lambda row: not row.part.is_users, rows)]

@@ -114,10 +114,10 @@ class Part(NamedTuple):
 
     - `text`: the value's text, as messages show it.
     - `kind`: the name of the value's type.
-    - `nature`: a finer kind, on which remedies depend. A constant is a `"number"`, a `"label"` or
-        `""`. A node is a `"container"`, an `"object"` (a dataclass that is a leaf to JAX) or `""`.
-        An array in a static field is an `"array"`. An object that compares by identity has one of
-        `_IDENTITY_NATURES`. Any other value has `""`.
+    - `nature`: a subdivision of the kind that selects the remedy; `""` if the kind is enough. A
+        constant is a `"number"`, a `"label"` or `""`. A node is a `"container"`, an `"object"` (a
+        dataclass that is a leaf to JAX) or `""`. An array in a static field is an `"array"`. An
+        object that compares by identity has one of `_IDENTITY_NATURES`. Any other value has `""`.
     - `key`: tells apart values whose other fields are equal. Two such values have equal keys
         exactly if a program for one may run for the other.
     - `module`: the module that defines the function or, for any other value, its class.
@@ -305,7 +305,8 @@ def _part_and_children(spec: Any, value: Any, is_deep: bool) -> tuple[Part | Arr
     children = _children(spec, value)
     if children is None:
         return _leaf(spec.key, value, is_deep)
-    # A plain dataclass is a leaf to JAX, unlike a registered container in a static field.
+    # An opaque value is a leaf to JAX, as a plain dataclass is. A registered container in a static
+    # field isn't opaque, because JAX could flatten it.
     is_opaque = type(spec) is not tuple and flatten_one_level(value) is None
     return _part_of_class(type(value), len(children), is_opaque), children
 
@@ -427,7 +428,8 @@ def _part_of_class(cls: type, n_children: int, is_opaque: bool = False) -> Part:
     name = cls.__name__
     if cls in (tuple, list):
         return Part(f"{name} of {n_children}", name, "container", is_node=True)
-    # Like a tuple, these may hold values of the user or of a library, so they count as containers.
+    # Remedies look through containers for the class that the user can change. A wrapper, a dict and
+    # a partial function hold values that others wrote, as a tuple does, so they are containers.
     if cls in WRAPPERS or (issubclass(cls, _CONTAINERS) and not is_opaque):
         return Part(name, name, "container", is_node=True)
     nature = "object" if is_opaque else ""

@@ -75,7 +75,7 @@ def causes_of(differences: Iterable[Difference]) -> dict[str, Difference]:
     """Return the causes of a trace, each with one of its differences as an example.
 
     A cause has the same name in all traces, so that causes can be counted. Many arrays that differ
-    alike, as in a batch of a different size, have one cause together.
+    in the same way, for example because the batch size changed, share one cause.
     """
     causes: dict[str, Difference] = {}
     for group in _grouped(differences):
@@ -233,8 +233,9 @@ def differences(old: Description, new: Description, place: Place | None = None) 
 def _reported_row(change: Change) -> Row:
     """Return the row that a change is reported under, together with changes of the same cause.
 
-    A recreated object is reported under the library's object around it, and a static value under
-    the outermost container around it. Any other change is reported under its own row.
+    A recreated object that isn't the user's is reported under the library's object that owns it,
+    and a changed static value under the outermost of the containers directly around it. Any other
+    change is reported under its own row.
     """
     if change.is_recreated:
         if change.new.is_users:

@@ -28,7 +28,7 @@ _MAX_PARTS = 100_000
 # A streak of this many traces is logged.
 _MANY = 10
 
-# Consecutive traces, each with the number of calls before it that needed no trace.
+# The first traces that count, each with the number of calls before it that needed no trace.
 _Streak = list[tuple[Trace, int]]
 
 

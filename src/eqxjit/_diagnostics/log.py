@@ -17,8 +17,8 @@ _SILENCE = '\n(`logging.getLogger("eqxjit").setLevel("ERROR")` silences these me
 class _Logger(logging.LoggerAdapter[logging.Logger]):
     """The logger `eqxjit`. It begins each message with `eqxjit:`, and says once how to silence it.
 
-    Messages aren't Python warnings, because under `-W error` these would fail programs that work
-    with Equinox.
+    Messages aren't Python warnings, because under `-W error` a warning would raise an error in
+    programs that work with Equinox.
     """
 
     _has_said_how_to_silence = False

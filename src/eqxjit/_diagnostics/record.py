@@ -108,7 +108,7 @@ class TraceRecord:
 
     @functools.cached_property
     def explanation(self) -> Explanation:
-        """How the trace differs from the closest earlier trace; computed lazily, once."""
+        """The differences from the closest earlier trace; computed lazily, once."""
         now = self.circumstances
         earlier = self.earlier
         self.earlier = ()
@@ -140,8 +140,8 @@ class TraceRecord:
         try:
             return constants_of(self.jaxpr(), roots)
         except Exception as error:
-            # The search for names goes through objects of the user's, which may raise anything.
-            # Nothing must fail because of it.
+            # The search for names reads the user's objects, which may raise any error. Such an
+            # error must not make a call or a report fail.
             if comes_from_signal_handler(error):
                 raise
             return ()

@@ -40,12 +40,12 @@ class Trace:
 
     @property
     def from_persistent_cache(self) -> bool:
-        """Whether JAX's persistent cache had the compiled program."""
+        """True if JAX's persistent cache had the compiled program."""
         return self._record.from_persistent_cache
 
     @property
     def recompiled(self) -> tuple[Difference, ...]:
-        """How later calls differed for which JAX compiled the program again without a trace.
+        """The differences of later calls for which JAX compiled the program again, without a trace.
 
         Most often they have a different device or sharding.
         """
@@ -53,7 +53,7 @@ class Trace:
 
     @property
     def is_internal(self) -> bool:
-        """Whether the function is a library's, without a public name by which users call it."""
+        """True if the function is a library's, without a public name by which users call it."""
         return is_internal(self._record.place)
 
     # --- The explanation ----------------------------------------------------------------------

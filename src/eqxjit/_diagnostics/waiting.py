@@ -10,7 +10,7 @@ from .._places import innermost_line
 from .log import logger
 from .record import TRACING, TraceRecord
 
-#: A warning is logged after each of these numbers of seconds of one phase.
+#: If a phase is still running after each of these times, in seconds, a warning is logged.
 BOUNDS = [10.0, 60.0, 300.0, 900.0]
 
 

@@ -353,7 +353,7 @@ typedef struct {
     long long hits_before; /* the value of `hits` when the table last looked */
 } Fast;
 
-/* A wrapper. `connect` sets its fields. */
+/* A wrapper. Its fields are NULL until `connect` sets them, except those that `dispatcher_new` and `intercept` set. */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall; /* `dispatch` or `call_interceptor` */
@@ -380,7 +380,7 @@ typedef struct {
     Py_ssize_t n_arrays;
     Py_ssize_t n_statics;
     int has_others;         /* whether any of the arrays is neither JAX's own nor a NumPy scalar */
-    PyObject **block;       /* memory for one free place, then the arrays, then the static objects */
+    PyObject **block;       /* memory for a spare pointer (see `match_call`), then the arrays, then the static objects */
     PyObject *small[N_SLOTS]; /* the block of a walk that needs no more than this */
     Py_ssize_t n_block;
 } Walk;

@@ -415,8 +415,9 @@ class Writer:
 
     def _match_array(self, var: str, source: str) -> None:
         if source == var:
-            # Not assigned to the parameter itself, because the slow path gets the parameter if a
-            # later guard fails.
+            # Not the parameter's own name, because the template assigns copies to these names. The
+            # arrays of the wrapped function are variables of `make_call`. An assignment to such a
+            # name would make it a local variable, which has no value yet.
             var = self.variable(f"{var}_array")
             source = f"{var} := {source}"
         self.arrays.append(var)
@@ -524,7 +525,7 @@ class Writer:
 
 
 def _constant_of(key: Any) -> Any:
-    """Return the object to which a static object with this key is compared by type and `==`.
+    """Return the constant that the guards compare a static object with, by type and `==`.
 
     `None` if such a comparison isn't enough, or if the key is the key of `None`.
     """

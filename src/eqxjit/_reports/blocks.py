@@ -34,7 +34,7 @@ class Block:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the latest call may be timed."""
+        """True if the latest call may be timed."""
         return self.n_calls > _N_COLD
 
 

@@ -36,8 +36,8 @@ _MANY_FUNCTIONS = 3
 class ReportRow(NamedTuple):
     """The cost of one function, or of the operations that one line calls outside of any jit.
 
-    - `function`: the function's name. For operations, the functions that the line calls and the
-        line, such as `optax.global_norm at train.py:31`.
+    - `function`: the function's name. For operations, the names of the functions that were called,
+        and the line that calls them, such as `optax.global_norm at train.py:31`.
     - `traces`: how many times the function was traced, or compiled again without a trace.
     - `seconds`: how long tracing, lowering and compiling took, without the time of nested functions
         that have rows of their own.

@@ -25,6 +25,7 @@ from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
 from .._places import trim
+from .._text import comes_from_signal_handler
 from .blocks import Block, Blocks
 from .sampler import COMPILING, Sampler
 from .tried import AWAITED, OURS, THEIRS, Outcome, Parts, Prints, Tried, tried_of, upstream
@@ -182,17 +183,18 @@ class Swap:
             is_random = self._is_random(begun)
             block = self._begin_call(begun) if is_main else None
             mode, compared = self._choose(tried, block, is_random, args, kwargs)
-            # Copies are made before the call, because the call may donate the arrays.
-            given = tried.copied(compared.arrays) if compared else []
-            with Prints() if compared else contextlib.nullcontext() as prints:
+            # Copied before the call, because the call may donate the arrays.
+            given = tried.copies_for(compared)
+            is_compared = compared is not None and given is not None
+            with Prints() if is_compared else contextlib.nullcontext() as prints:
                 # A call that is compared is awaited. Otherwise Equinox would wait for what the
                 # calls before it have left to compute, in time that doesn't count.
-                is_awaited = mode is AWAITED or compared is not None
+                is_awaited = mode is AWAITED or is_compared
                 outcome, seconds = self._serve(to, mode, is_awaited, args, kwargs)
             self._account(tried, mode, block, outcome, seconds)
-            if is_main and (compared or self.thread.has_compiled):
+            if is_main and (is_compared or self.thread.has_compiled):
                 self.blocks.abandon(time.perf_counter())
-            if compared:
+            if compared is not None and given is not None:
                 if prints is not None and prints.n_printed:
                     tried.effects = tried.effects or "it prints"
                 tried.compare(to.ours.__wrapped__, to.theirs, compared, given, outcome)
@@ -220,10 +222,10 @@ class Swap:
 
     def _is_random(self, now: float) -> bool:
         """Return whether a call is to be compared for no other reason than chance."""
-        # In the main thread, the first call after each pause.
-        return (
-            self.blocks.is_due(now) if self.thread.is_main else self._random.random() < 1 / _ONE_IN
-        )
+        if self.thread.is_main:
+            # The first call after each pause.
+            return self.blocks.is_due(now)
+        return self._random.random() < 1 / _ONE_IN
 
     def _choose(
         self, tried: Tried, block: Block | None, is_random: bool, args: Any, kwargs: Any
@@ -256,7 +258,7 @@ class Swap:
         try:
             result = served(*args, **kwargs)
             if is_awaited:
-                jax.block_until_ready(result)
+                _wait_for(result)
             return Outcome(result, None), time.perf_counter() - start
         except Exception as error:
             return Outcome(None, error), time.perf_counter() - start
@@ -298,9 +300,7 @@ class Swap:
         self.sampler.release(time.perf_counter())
         if is_end:
             # Otherwise the next block would wait for what the calls before it have left to compute.
-            # If that fails, the program finds out when it reads the results.
-            with contextlib.suppress(Exception):
-                jax.block_until_ready(outcome.result)
+            _wait_for(outcome.result)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -326,8 +326,9 @@ class Swap:
             self.sampler.hold(time.perf_counter())
         parts = tried.parts_of(args, kwargs)
         if parts is not None:
-            given = tried.copied(parts.arrays)
-            tried.compare(to.ours.__wrapped__, to.theirs, parts, given, Outcome(result, None))
+            given = tried.copies_for(parts)
+            if given is not None:
+                tried.compare(to.ours.__wrapped__, to.theirs, parts, given, Outcome(result, None))
         if not is_held:
             self.sampler.release(time.perf_counter())
 
@@ -359,6 +360,16 @@ class Swap:
             self.startup += seconds
 
 
+def _wait_for(result: Any) -> None:
+    """Wait until the arrays of a result are ready."""
+    try:
+        jax.block_until_ready(result)
+    except Exception as error:
+        if comes_from_signal_handler(error):
+            raise
+        # If the computation has failed, the program finds out when it reads the result.
+
+
 def _all_wrappers() -> list[Any]:
     """Return all wrappers that exist."""
     is_frozen = gc.get_freeze_count() > 0
@@ -367,6 +378,7 @@ def _all_wrappers() -> list[Any]:
         gc.unfreeze()
     found = [each for each in gc.get_objects() if isinstance(each, JitFunction)]
     if is_frozen:
+        # Those that are new since then become frozen, too.
         gc.freeze()
     # A wrapper without a handler is being unpickled at this moment.
     return [each for each in found if hasattr(each, "_handler")]

@@ -59,8 +59,8 @@ class Timer:
         for name, first in _USES_OF_ALARMS.items():
             self._yield_before(name, first)
         self._handler = _signal["signal"](signal.SIGALRM, self._on_alarm)
-        # Otherwise some system calls fail if the alarm comes while they wait. (Python itself
-        # retries those that fail all the same.)
+        # Python retries its own system calls after an alarm. With this flag, the system retries
+        # most of those that C libraries make, which would otherwise fail.
         _signal["siginterrupt"](signal.SIGALRM, False)
         left, self._repeat = _signal["setitimer"](signal.ITIMER_REAL, INTERVAL, INTERVAL)
         if left:
@@ -78,9 +78,11 @@ class Timer:
             for name, function in _signal.items():
                 setattr(signal, name, function)
         is_main = threading.current_thread() is threading.main_thread()
-        # The program may have set its own handler by a name that it imported before the trial.
+        # If the program has set a handler of its own meanwhile, keep that handler. The timer hasn't
+        # noticed it if the program imported `signal.signal` by name before the trial.
         if is_main and self.has_run and _signal["getsignal"](signal.SIGALRM) == self._on_alarm:
-            _signal["signal"](signal.SIGALRM, self._handler)
+            # It is None if code in C had set it before Python began.
+            _signal["signal"](signal.SIGALRM, self._handler or signal.SIG_DFL)
             if self._alarm < math.inf:
                 left = max(1e-6, self._alarm - time.perf_counter())
                 _signal["setitimer"](signal.ITIMER_REAL, left, self._repeat)

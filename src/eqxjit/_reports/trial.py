@@ -48,7 +48,7 @@ _NAMES = {
 
 
 class TrialFunction(NamedTuple):
-    """What a trial found out about one function.
+    """The findings of a trial on one function.
 
     - `function`: the function's name.
     - `site`: where the function is defined, such as `train.py:6`; `None` if it isn't a Python
@@ -61,7 +61,7 @@ class TrialFunction(NamedTuple):
     - `compared`: how many calls were compared.
     - `differences`: one string per difference, with the path in the output; empty if there is none.
     - `effects`: why at most one call was compared; empty if there is no reason.
-    - `is_wrong`: whether results differ by more than rounding, and not as documented.
+    - `is_wrong`: whether results differ by more than rounding, in a way that isn't documented.
     - `rounding`: the largest difference that counts as rounding, relative to the largest number in
         its array; 0 if there is none.
     """
@@ -81,7 +81,8 @@ class TrialFunction(NamedTuple):
     @property
     def verdict(self) -> str:
         """The outcome of the comparison in a few words."""
-        if self.effects and (not self.compared or self.effects in self.differences):
+        is_unclear = self.effects in self.differences and not self.is_wrong
+        if self.effects and (not self.compared or is_unclear):
             return f"not compared: {self.effects}"
         if not self.compared:
             return "not compared"
@@ -161,7 +162,7 @@ class Trial:
         return self.seconds_steady + n_served.total() * (theirs - held_up)
 
     def _mean_call(self, mode: str) -> float:
-        """Return the mean seconds of the program's calls if all are served in one mode.
+        """Return the mean seconds that a call would take if all calls were served in this mode.
 
         NaN if no call was timed in this mode.
         """
@@ -225,7 +226,7 @@ class Trial:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether results differ from Equinox's by more than rounding, and not as documented."""
+        """True if a function's results differ by more than rounding, and not as documented."""
         return any(row.is_wrong for row in self.functions)
 
     # --- Texts --------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
 from .._spec.static_key import CONSTANTS
 from .._spec.tree import combine, split
+from .._text import comes_from_signal_handler
 from .comparison import Unequal, compare, compare_errors
 
 #: The modes of serving a call: by eqxjit; by eqxjit, waiting for the results; and by Equinox.
@@ -45,7 +46,7 @@ class Parts(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a call returned, or else the error that it raised."""
+    """The result of a call, or the error that it raised."""
 
     result: Any
     error: Exception | None
@@ -57,7 +58,7 @@ def _times() -> dict[str, deque[float]]:
 
 @dataclasses.dataclass(eq=False)
 class Tried:
-    """What a trial knows of one function.
+    """The state of a trial for one function.
 
     - `name`, `site`: the function's name, and where it is defined.
     - `options`: the options of its `filter_jit`.
@@ -71,7 +72,8 @@ class Tried:
     - `by_structure`: how many calls of each spec were compared.
     - `statics`: the static objects of the first compared call of each spec.
     - `unequal`: the first difference found at each path.
-    - `known`: a difference that is documented, as a text; empty if there is none.
+    - `known`: a documented difference, or why the comparison gave no result; empty if there is
+        neither.
     - `traces`: eqxjit's traces of the function during the trial.
     - `times`: the seconds of the latest timed calls, by mode.
     """
@@ -98,17 +100,17 @@ class Tried:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether results differ by more than rounding, and not as documented."""
+        """True if results differ by more than rounding, in a way that isn't documented."""
         return any(each.rounding is None for each in self.unequal.values())
 
     @property
     def is_comparable(self) -> bool:
-        """Whether a call may run under Equinox, too."""
+        """True if a call may run under Equinox, too."""
         return not (self.is_excluded or (self.effects and self.compared))
 
     @property
     def is_right(self) -> bool:
-        """Whether calls were compared, and the results agree within rounding."""
+        """True if calls were compared, and the results agree within rounding."""
         return self.compared > 0 and not (self.is_excluded or self.known or self.is_wrong)
 
     def parts_of(self, args: Any, kwargs: Any) -> Parts | None:
@@ -117,7 +119,9 @@ class Tried:
             return None
         try:
             parts = Parts(*split((args, kwargs)))
-        except Exception:
+        except Exception as error:
+            if comes_from_signal_handler(error):
+                raise
             # The call itself raises a better error.
             return None
         self.exclude_if_stateful(parts.statics)
@@ -146,6 +150,18 @@ class Tried:
         known = self.statics.get(parts.spec)
         return known is not None and all(map(_is_interchangeable, parts.statics, known))
 
+    def copies_for(self, parts: Parts | None) -> list[Any] | None:
+        """Return copies of the arrays of a call to compare; `None` if it can't be compared."""
+        if parts is None:
+            return None
+        try:
+            return self.copied(parts.arrays)
+        except Exception as error:
+            if comes_from_signal_handler(error):
+                raise
+            # An array was deleted, for example. The call itself raises a better error.
+            return None
+
     def copied(self, arrays: list[Any]) -> list[Any]:
         """Return the arrays, of which those that may be deleted or overwritten are copied."""
         return [
@@ -158,6 +174,17 @@ class Tried:
 
         `theirs` is `fun` under Equinox's `filter_jit`. `given` are copies of the call's arrays.
         """
+        try:
+            self._compare(fun, theirs, parts, given, ours)
+        except Exception as error:
+            # The program must not fail because a comparison does, for lack of memory, for example.
+            if comes_from_signal_handler(error):
+                raise
+            self.known = self.effects = f"comparing it raises {type(error).__name__}: {error}"
+
+    def _compare(
+        self, fun: Any, theirs: Any, parts: Parts, given: list[Any], ours: Outcome
+    ) -> None:
         self.compared += 1
         self.by_structure[parts.spec] += 1
         self.statics.setdefault(parts.spec, parts.statics)
@@ -198,6 +225,8 @@ class Tried:
             try:
                 return Outcome(theirs(*args, **kwargs), None)
             except Exception as error:
+                if comes_from_signal_handler(error):
+                    raise
                 return Outcome(None, error)
             finally:
                 random.setstate(states[0])

@@ -91,12 +91,12 @@ class Opaque:
 
     @property
     def has_hash(self) -> bool:
-        """Whether the object itself has been hashed for this key."""
+        """True if the object itself has been hashed for this key."""
         return self.content is None and self.hash is not None
 
     @property
     def is_changeable(self) -> bool:
-        """Whether the key stands for the content of a NumPy array, which may change in place."""
+        """True if the key contains the content of a NumPy array, which may change in place."""
         has_content = self.content is not None and len(self.content) > 1
         return has_content and type(self.value) is not ArrayImpl
 
