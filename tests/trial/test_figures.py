@@ -147,11 +147,12 @@ class Config:
 
 def test_no_call_is_served_with_the_static_objects_of_an_earlier_call():
     jitted = eqxjit.filter_jit(lambda x, config: (x, config))
-    configs = Config(), Config()
     with eqxjit.trial() as trial:
-        for i in range(6000):
-            config = configs[i % 2]
-            assert jitted(X, config)[1] is config
+        # Many calls with each object, so that some of them are due to be served by Equinox.
+        for config in (Config(), Config()):
+            end = time.monotonic() + 0.3
+            while time.monotonic() < end:
+                assert jitted(X, config)[1] is config
     assert not trial.is_wrong
 
 
