@@ -1,5 +1,6 @@
 """The figures of a trial, on programs that spend their time in one known place."""
 
+import dataclasses
 import time
 
 import jax
@@ -145,11 +146,22 @@ class Config:
         return 0
 
 
-def test_no_call_is_served_with_the_static_objects_of_an_earlier_call():
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Equal to all others of its name, whatever their values are."""
+
+    name: str
+    value: float = dataclasses.field(compare=False)
+
+
+@pytest.mark.parametrize(
+    "configs", [(Config(), Config()), (Named("a", 1.0), Named("a", 2.0))], ids=["plain", "fields"]
+)
+def test_no_call_is_served_with_the_static_objects_of_an_earlier_call(configs):
     jitted = eqxjit.filter_jit(lambda x, config: (x, config))
     with eqxjit.trial() as trial:
         # Many calls with each object, so that some of them are due to be served by Equinox.
-        for config in (Config(), Config()):
+        for config in configs:
             end = time.monotonic() + 0.3
             while time.monotonic() < end:
                 assert jitted(X, config)[1] is config

@@ -28,7 +28,7 @@ from .._places import trim
 from .._text import comes_from_signal_handler
 from .blocks import Block, Blocks
 from .sampler import COMPILING, Sampler
-from .tried import AWAITED, OURS, THEIRS, Outcome, Parts, Prints, Tried, tried_of, upstream
+from .tried import AWAITED, N_FIRST, OURS, THEIRS, Outcome, Parts, Prints, Tried, tried_of, upstream
 
 # Only the main thread has blocks. In any other thread, one call in this many is compared, unless
 # the blocks pause.
@@ -318,7 +318,7 @@ class Swap:
         traces, thread.traces = thread.traces, ()
         if traces[-1] not in tried.traces:
             tried.traces.append(traces[-1])
-        tried.expect_new_structure()
+        tried.n_due = N_FIRST
         if not self._compares or tried.donates or not tried.is_comparable:
             return
         is_held = self.sampler.is_held or not thread.is_main

@@ -17,7 +17,7 @@ from .._compat import UpstreamWrapper, upstream_filter_jit
 from .._core.wrapper import JitFunction, filter_jit
 from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
-from .._spec.static_key import CONSTANTS
+from .._spec.static_key import interchangeable
 from .._spec.tree import combine, split
 from .._text import comes_from_signal_handler
 from .comparison import Unequal, compare, compare_errors
@@ -25,8 +25,8 @@ from .comparison import Unequal, compare, compare_errors
 #: The modes of serving a call: by eqxjit; by eqxjit, waiting for the results; and by Equinox.
 OURS, AWAITED, THEIRS = "ours", "awaited", "theirs"
 
-# How many calls of each structure are compared first.
-_N_FIRST = 3
+#: How many calls of each structure are compared first.
+N_FIRST = 3
 
 # Equinox's own functions. The first is in a `partial`, because `install` replaces the plain
 # function wherever a module refers to it.
@@ -85,7 +85,7 @@ class Tried:
     is_excluded: bool = False
     was_traced: bool = False
     calls: int = 0
-    n_due: int = _N_FIRST
+    n_due: int = N_FIRST
     compared: int = 0
     by_structure: Counter[Any] = dataclasses.field(default_factory=Counter)
     statics: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
@@ -135,12 +135,8 @@ class Tried:
 
     def is_due(self, parts: Parts) -> bool:
         """Return whether a call is one of the first calls of its structure."""
-        n_wanted = _N_FIRST if self.has_traced(parts) else 2 * _N_FIRST
+        n_wanted = N_FIRST if self.has_traced(parts) else 2 * N_FIRST
         return self.by_structure[parts.spec] < n_wanted
-
-    def expect_new_structure(self) -> None:
-        """Have the next calls be candidates for a comparison."""
-        self.n_due = _N_FIRST
 
     def has_traced(self, parts: Parts) -> bool:
         """Return whether Equinox has traced this structure for the same static objects.
@@ -148,7 +144,7 @@ class Tried:
         For static objects that are only equal, Equinox would return the objects that it has traced.
         """
         known = self.statics.get(parts.spec)
-        return known is not None and all(map(_is_interchangeable, parts.statics, known))
+        return known is not None and all(map(_may_replace, parts.statics, known))
 
     def copies_for(self, parts: Parts | None) -> list[Any] | None:
         """Return copies of the arrays of a call to compare; `None` if it can't be compared."""
@@ -202,19 +198,14 @@ class Tried:
             if _differences(of_equinox, retraced):
                 self.effects = self.known = "its results differ from trace to trace"
                 return
-            if self.was_traced and not _differences(self._retraced(fun, parts, given), retraced):
+            options = self.options
+            ours_anew = filter_jit(renewed, donate=options.donate, **dict(options.jit_arguments))
+            if self.was_traced and not _differences(self._run(ours_anew, parts, given), retraced):
                 why = "it was traced before the trial, and a new trace gives a different result"
                 self.known = f"{found[0]}: {why}"
                 return
         for each in found[:10]:
             self.unequal.setdefault(each.path, each)
-
-    def _retraced(self, fun: Any, parts: Parts, given: list[Any]) -> Outcome:
-        """Return the outcome of a call under eqxjit if it had traced nothing so far."""
-        options = self.options
-        renewed = eqx.Partial(lambda f, *args, **kwargs: f(*args, **kwargs), fun)
-        ours = filter_jit(renewed, donate=options.donate, **dict(options.jit_arguments))
-        return self._run(ours, parts, given)
 
     def _run(self, theirs: Any, parts: Parts, given: list[Any]) -> Outcome:
         arrays = self.copied(given)
@@ -250,22 +241,17 @@ def tried_of(ours: Any) -> Tried:
     return tried
 
 
-def _is_interchangeable(a: Any, b: Any) -> bool:
+def _may_replace(a: Any, b: Any) -> bool:
     """Return whether one static object may be returned in place of another that equals it."""
-    if a is b:
+    if interchangeable(a, b):
         return True
-    if type(a) is not type(b):
+    if type(a) is not type(b) or not dataclasses.is_dataclass(a) or not hasattr(a, "__dict__"):
         return False
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(_is_interchangeable, a, b))
-    if type(a) is dict:
-        return [*a] == [*b] and all(map(_is_interchangeable, a.values(), b.values()))
-    if dataclasses.is_dataclass(a) and hasattr(a, "__dict__"):
-        # Objects with attributes that aren't fields differ in ways that `==` doesn't show.
-        return vars(a).keys() == vars(b).keys() and all(
-            map(_is_interchangeable, vars(a).values(), vars(b).values())
-        )
-    return type(a) in CONSTANTS
+    # All attributes count, because the `==` of the class may leave out some.
+    values, others = vars(a), vars(b)
+    return values.keys() == others.keys() and all(
+        map(interchangeable, values.values(), others.values())
+    )
 
 
 def upstream(fun: Any, options: Any) -> Any:
