@@ -103,12 +103,11 @@ class Timer:
         self.has_yielded |= self.is_on
         self.stop()
 
-    def _on_alarm(self, number: int, frame: types.FrameType | None) -> None:
+    def _on_alarm(self, _: int, frame: types.FrameType | None) -> None:
         if not self.is_on:
-            # A thread other than the main thread has set an alarm of the program's.
-            if callable(self._handler):
-                self._handler(number, frame)
-        elif time.perf_counter() >= self._alarm:
+            # A tick that was due when the timer was stopped. It is none of the program's alarms.
+            return
+        if time.perf_counter() >= self._alarm:
             # The alarm that the program had set before the trial is due.
             self._yield()
         else:
