@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 
+from .._core.wrapper import JitFunction
 from .._places import OUR_FILES, CallSite, is_jaxs, is_users
-from .timer import INTERVAL, Timer
+from .timer import Timer
 
 CALLS = "jitted calls"
 COMPILING = "tracing and compiling"
@@ -39,7 +40,7 @@ _KIND_OF_NAME = {
 _PjitFunction = type(jax.jit(abs))
 
 # Other threads are sampled in one of this many ticks.
-_ONE_IN = 50
+_ONE_IN = 20
 
 #: Stands for the user's line where no line of the user's is on the stack.
 NO_LINE = CallSite("<unknown>", 0)
@@ -51,32 +52,24 @@ Place = tuple[str, CallSite]
 class Sampler:
     """Samples the main thread from `start` to `stop`, by a clock that the trial can stop.
 
-    - `seconds`: the seconds that were spent in each place.
-    - `waiting_elsewhere`: the seconds spent waiting for results in blocks that aren't served as
-        usual, by mode. They are kept apart, because the calls of these blocks return only when
-        their results are ready, so that the program waits less for them later.
-    - `mode`: the mode of the block under way if the block isn't served as usual; else empty.
+    - `places`: the seconds spent in each place since `Spans` has last taken them.
     - `others`: how often each other thread was found in each place, by the thread's name.
     - `timer`: the timer that interrupts the main thread.
     """
 
     def __init__(self, entrance: types.CodeType):
         """`entrance` is the code through which all jitted calls go."""
-        self.seconds: defaultdict[Place, float] = defaultdict(float)
+        self.places: defaultdict[Place, float] = defaultdict(float)
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
-        self.waiting_elsewhere: defaultdict[str, float] = defaultdict(float)
-        self.mode = ""
         self.timer = Timer(self._tick)
         self._entrance = entrance
         self._main = threading.get_ident()
+        self._begun = 0.0
         # When the clock was stopped; None while it runs.
         self._stopped: float | None = None
         # How many seconds the clock was stopped in all.
         self._held = 0.0
-        # Ticks are due at whole intervals after this time.
-        self._begun = 0.0
-        # How many ticks are accounted for so far.
-        self._n_counted = 0
+        self._n_ticks = 0
 
     def start(self) -> None:
         self._begun = time.perf_counter()
@@ -85,11 +78,6 @@ class Sampler:
     def stop(self) -> None:
         self.hold(time.perf_counter())
         self.timer.stop()
-
-    def forget(self) -> None:
-        """Forget all samples of the main thread."""
-        self.seconds.clear()
-        self.waiting_elsewhere.clear()
 
     # --- The clock ----------------------------------------------------------------------------
 
@@ -106,8 +94,6 @@ class Sampler:
         """Let the clock run again."""
         if self._stopped is not None:
             self._held += now - self._stopped
-            # Skip the ticks that were due while the clock was stopped.
-            self._n_counted += self._n_due_at(now) - self._n_due_at(self._stopped)
             self._stopped = None
 
     def clock(self) -> float:
@@ -115,34 +101,25 @@ class Sampler:
         now = time.perf_counter() if self._stopped is None else self._stopped
         return now - self._begun - self._held
 
+    def leave_out(self, seconds: float) -> None:
+        """Take some seconds that have passed off the clock."""
+        self._held += seconds
+
     # --- Samples ------------------------------------------------------------------------------
 
     def place_of(self, frame: types.FrameType | None) -> Place:
         """Return what the current thread is doing, and for which line of the user's."""
         return _place_of(frame, self._entrance)
 
-    def _tick(self, frame: types.FrameType | None) -> None:
-        now = time.perf_counter()
+    def _tick(self, frame: types.FrameType | None, seconds: float) -> None:
         if self.is_held:
             return
-        self.hold(now)
-        # Python delays a tick until the current call into C is over. That call is charged with all
-        # ticks that were due during it.
-        n_due = self._n_due_at(now)
-        n_ticks = n_due - self._n_counted
-        self._n_counted = n_due
-        place = self.place_of(frame)
-        if self.mode and place[0] is WAITING:
-            self.waiting_elsewhere[self.mode] += n_ticks * INTERVAL
-        else:
-            self.seconds[place] += n_ticks * INTERVAL
-        if n_due % _ONE_IN == 0:
+        self.hold(time.perf_counter())
+        self.places[self.place_of(frame)] += seconds
+        self._n_ticks += 1
+        if self._n_ticks % _ONE_IN == 0:
             self._sample_others()
         self.release(time.perf_counter())
-
-    def _n_due_at(self, now: float) -> int:
-        """Return how many ticks were due before a time."""
-        return int((now - self._begun) / INTERVAL)
 
     def _sample_others(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -203,6 +180,8 @@ def _kind_of_call(frame: types.FrameType, may_read_locals: bool) -> str:
     variables = _variables_in(frame, may_read_locals)
     function = _value_of(call.func, variables)
     module = str(getattr(function, "__module__", None) or "").partition(".")[0]
+    if isinstance(function, JitFunction):
+        return CALLS
     if isinstance(function, _PjitFunction):
         # A function that the user has passed to `jax.jit`, or an operation.
         return OPERATIONS if module in ("jax", "jaxlib") else CALLS

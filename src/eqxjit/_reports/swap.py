@@ -8,10 +8,12 @@ by Equinox instead of eqxjit, for example.
 import contextlib
 import copy
 import gc
+import math
 import random
 import sys
 import threading
 import time
+import timeit
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -20,18 +22,18 @@ from typing import Any
 import jax
 
 from .._compat import connect, is_transforming, native
-from .._core.wrapper import JitFunction
+from .._core.wrapper import JitFunction, filter_jit
 from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
 from .._places import trim
 from .._text import comes_from_signal_handler
-from .blocks import Block, Blocks
 from .sampler import COMPILING, Sampler
-from .tried import AWAITED, N_FIRST, OURS, THEIRS, Outcome, Parts, Prints, Tried, tried_of, upstream
+from .spans import AWAITED, OURS, THEIRS, Spans, wait_for
+from .tried import N_FIRST, Outcome, Parts, Prints, Tried, tried_of, upstream
 
-# Only the main thread has blocks. In any other thread, one call in this many is compared, unless
-# the blocks pause.
+# Only the main thread has spans. In any other thread, one call in this many is compared, unless
+# the main thread has a pause.
 _ONE_IN = 50
 
 
@@ -75,10 +77,10 @@ class Interceptor:
         thread.is_inside = True
         try:
             now = time.perf_counter()
-            if tried is None or tried.n_due > 0 or now >= swap.blocks.paused_until:
+            if tried is None or tried.n_due > 0 or now >= swap.spans.paused_until:
                 return swap.call(self, args, kwargs, now)
             tried.calls += 1
-            swap.n_served[OURS] += thread.is_main
+            swap.spans.n_calls += thread.is_main
             result = self.ours(*args, **kwargs)
             if thread.traces:
                 swap.compare_afterwards(self, args, kwargs, result)
@@ -104,8 +106,7 @@ class Swap:
     - `tried`: what the trial knows of each function, by the function's table of entries.
     - `thread`: the state of the current thread.
     - `sampler`: samples where the main thread spends its time.
-    - `blocks`: decide in which mode each call of the main thread is served.
-    - `n_served`: how many calls of the main thread were served in each mode since start-up.
+    - `spans`: the spans of the main thread, which decide in which mode its calls are served.
     - `is_steady`: whether a call of the main thread needed no trace. The first such call ends
         start-up.
     - `startup`: the seconds of start-up, and of what was compiled for the first time after it.
@@ -117,8 +118,7 @@ class Swap:
         self.thread = _Thread()
         self.thread.is_main = True
         self.sampler = Sampler(Interceptor.__call__.__code__)
-        self.blocks = Blocks()
-        self.n_served: Counter[str] = Counter()
+        self.spans = Spans(self.sampler, self._can_swap)
         self.is_steady = False
         self.startup = 0.0
         self._compares = compares
@@ -142,6 +142,7 @@ class Swap:
             if not self.thread.is_copying:
                 self._intercept(wrapper)
 
+        self.spans.overhead = self._overhead()
         for wrapper in _all_wrappers():
             self._intercept(wrapper)
         JitFunction.__init__ = init  # type: ignore[method-assign]
@@ -151,6 +152,7 @@ class Swap:
             yield
         finally:
             self.sampler.stop()
+            self.spans.end()
             listeners.remove(self._observe)
             JitFunction.__init__ = make
             for wrapper in [ref() for ref in [*self._intercepted.values()]]:
@@ -168,42 +170,58 @@ class Swap:
         key, intercepted = id(wrapper), self._intercepted
         intercepted[key] = weakref.ref(wrapper, lambda _: intercepted.pop(key, None))
 
+    def _overhead(self) -> float:
+        """Return the seconds by which an interceptor prolongs a call during a pause."""
+        outer, inner = filter_jit(_nothing), filter_jit(_nothing)
+        interceptor = Interceptor(self, inner)
+        interceptor.tried = Tried("", None, None, n_due=0)
+        _set_interceptor(inner, _nothing)
+        seconds = list[float]()
+        self.spans.paused_until = math.inf
+        for called in (interceptor, _nothing):
+            _set_interceptor(outer, called)
+            seconds.append(min(timeit.repeat(lambda: outer(0, 0), number=200)) / 200)
+        self.spans.paused_until = 0.0
+        return seconds[0] - seconds[1]
+
     # --- A call -------------------------------------------------------------------------------
 
     def call(self, to: Interceptor, args: Any, kwargs: Any, begun: float) -> Any:
         """Serve a call that may be compared, or belong to a block."""
         __tracebackhide__ = True
-        is_main = self.thread.is_main
+        thread, spans = self.thread, self.spans
+        is_main = thread.is_main
         if is_main:
             self.sampler.hold(begun)
         outcome = Outcome(None, None)
         try:
             tried = to.tried = self._tried_of(to.ours)
             tried.calls += 1
-            is_random = self._is_random(begun)
-            block = self._begin_call(begun) if is_main else None
-            mode, compared = self._choose(tried, block, is_random, args, kwargs)
+            is_random, mode = self._begin(tried, begun)
+            served_by, compared = self._choose(tried, mode, is_random, args, kwargs)
             # Copied before the call, because the call may donate the arrays.
             given = tried.copies_for(compared)
             is_compared = compared is not None and given is not None
             with Prints() if is_compared else contextlib.nullcontext() as prints:
                 # A call that is compared is awaited. Otherwise Equinox would wait for what the
                 # calls before it have left to compute, in time that doesn't count.
-                is_awaited = mode is AWAITED or is_compared
-                outcome, seconds = self._serve(to, mode, is_awaited, args, kwargs)
-            self._account(tried, mode, block, outcome, seconds)
-            if is_main and (is_compared or self.thread.has_compiled):
-                self.blocks.abandon(time.perf_counter())
+                is_awaited = served_by is AWAITED or is_compared
+                outcome, seconds = self._serve(to, served_by, is_awaited, args, kwargs)
+            if is_main and (is_compared or thread.has_compiled):
+                spans.abandon()
+            self._account(tried, served_by, outcome, seconds)
             if compared is not None and given is not None:
                 if prints is not None and prints.n_printed:
                     tried.effects = tried.effects or "it prints"
                 tried.compare(to.ours.__wrapped__, to.theirs, compared, given, outcome)
-            elif self.thread.traces and outcome.error is None:
+            elif thread.traces and outcome.error is None:
                 self.compare_afterwards(to, args, kwargs, outcome.result)
         finally:
-            self.thread.traces = ()
+            thread.traces = ()
             if is_main:
-                self._end_call(begun, outcome)
+                if self.is_steady:
+                    spans.end_call(outcome.result)
+                self.sampler.release(time.perf_counter())
         if outcome.error is None:
             return outcome.result
         error = outcome.error
@@ -214,24 +232,21 @@ class Swap:
             # the error would keep both alive.
             del error, outcome
 
-    def _begin_call(self, now: float) -> Block | None:
-        """Return the block to which a call of the main thread belongs; `None` for no block."""
-        block = self.blocks.begin_call(now)
-        self.sampler.mode = "" if block is None or block.mode is OURS else block.mode
-        return block
+    def _begin(self, tried: Tried, now: float) -> tuple[bool, str]:
+        """Return whether a call is to be compared by chance, and in which mode it is served."""
+        if not self.thread.is_main:
+            return self._random.random() < 1 / _ONE_IN, OURS
+        # The first call after each pause.
+        is_random = self.spans.is_pause_over(now)
+        return is_random, self.spans.begin_call((tried.name, tried.site))
 
-    def _is_random(self, now: float) -> bool:
-        """Return whether a call is to be compared for no other reason than chance."""
-        if self.thread.is_main:
-            # The first call after each pause.
-            return self.blocks.is_due(now)
-        return self._random.random() < 1 / _ONE_IN
+    def _can_swap(self) -> bool:
+        return any(tried.is_right for tried in self.tried.values())
 
     def _choose(
-        self, tried: Tried, block: Block | None, is_random: bool, args: Any, kwargs: Any
+        self, tried: Tried, mode: str, is_random: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
-        """Return who serves a call, and the parts of the call if it is to be compared."""
-        mode = OURS if block is None else block.mode
+        """Return the mode in which a call is served, and its parts if it is to be compared."""
         if not self._compares or not (tried.n_due > 0 or is_random or mode is THEIRS):
             return mode, None
         tried.n_due -= 1
@@ -250,25 +265,21 @@ class Swap:
         thread, sampler = self.thread, self.sampler
         served = to.theirs if mode is THEIRS else to.ours
         thread.has_compiled, thread.traces = False, ()
-        if thread.is_main:
-            self.n_served[mode] += 1
-            if mode is OURS:
-                sampler.release(time.perf_counter())
         start = time.perf_counter()
+        if thread.is_main:
+            sampler.release(start)
         try:
-            result = served(*args, **kwargs)
+            outcome = Outcome(served(*args, **kwargs), None)
             if is_awaited:
-                _wait_for(result)
-            return Outcome(result, None), time.perf_counter() - start
+                wait_for(outcome.result)
         except Exception as error:
-            return Outcome(None, error), time.perf_counter() - start
-        finally:
-            if thread.is_main:
-                sampler.hold(time.perf_counter())
+            outcome = Outcome(None, error)
+        end = time.perf_counter()
+        if thread.is_main:
+            sampler.hold(end)
+        return outcome, end - start
 
-    def _account(
-        self, tried: Tried, mode: str, block: Block | None, outcome: Outcome, seconds: float
-    ) -> None:
+    def _account(self, tried: Tried, mode: str, outcome: Outcome, seconds: float) -> None:
         """Record the trace of a call or, if the call needed none, its time."""
         thread = self.thread
         if thread.has_compiled:
@@ -277,30 +288,15 @@ class Swap:
                 tried.traces.append(thread.traces[-1])
             if any(trace.program and trace.program.calls_python for trace in thread.traces):
                 tried.effects = tried.effects or "it calls Python"
-        elif outcome.error is not None:
+        elif outcome.error is not None or not thread.is_main:
             pass
-        elif thread.is_main and not self.is_steady:
+        elif not self.is_steady:
             self.is_steady = True
-            self.n_served = Counter([mode])
-            self.startup = self.sampler.clock() - seconds
-            self.sampler.forget()
-        elif block is not None and block.is_warm and mode is block.mode:
+            begun = self.sampler.clock() - seconds
+            self.startup += begun
+            self.spans.restart(begun)
+        elif mode is self.spans.counts_as:
             tried.times[mode].append(seconds)
-
-    def _end_call(self, begun: float, outcome: Outcome) -> None:
-        """End a block with a call of the main thread, or begin a series after the call."""
-        blocks = self.blocks
-        is_end = blocks.end_call(time.perf_counter())
-        if self.is_steady and blocks.is_due(begun):
-            can_swap = any(tried.is_right for tried in self.tried.values())
-            blocks.begin_series([OURS, AWAITED, THEIRS] if can_swap else [OURS, AWAITED], begun)
-            is_end = True
-        if blocks.paused_until:
-            self.sampler.mode = ""
-        self.sampler.release(time.perf_counter())
-        if is_end:
-            # Otherwise the next block would wait for what the calls before it have left to compute.
-            _wait_for(outcome.result)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -350,24 +346,20 @@ class Swap:
         seconds -= sum([spent for end, spent in self._phases if end > now - seconds])
         self._phases.append((now, seconds))
         # The sampler has counted these seconds as a jitted call or an operation. Move them.
-        kind, line = self.sampler.place_of(sys._getframe(1))
-        self.sampler.seconds[kind, line] -= seconds
+        sampler = self.sampler
+        kind, line = sampler.place_of(sys._getframe(1))
+        sampler.places[kind, line] -= seconds
         key = name, phase, line if record is None else record.place
         if key in self._seen:
-            self.sampler.seconds[COMPILING, line] += seconds
+            sampler.places[COMPILING, line] += seconds
         else:
             self._seen.add(key)
             self.startup += seconds
+            sampler.leave_out(seconds)
 
 
-def _wait_for(result: Any) -> None:
-    """Wait until the arrays of a result are ready."""
-    try:
-        jax.block_until_ready(result)
-    except Exception as error:
-        if comes_from_signal_handler(error):
-            raise
-        # If the computation has failed, the program finds out when it reads the result.
+def _nothing(*_: Any) -> None:
+    pass
 
 
 def _all_wrappers() -> list[Any]:
@@ -384,7 +376,7 @@ def _all_wrappers() -> list[Any]:
     return [each for each in found if hasattr(each, "_handler")]
 
 
-def _set_interceptor(wrapper: Any, interceptor: Interceptor | None) -> None:
+def _set_interceptor(wrapper: Any, interceptor: Any) -> None:
     """Redirect the calls of a wrapper to an interceptor, or back if it is `None`."""
     if native is not None:
         native.intercept(wrapper, interceptor)

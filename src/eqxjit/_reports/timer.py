@@ -1,7 +1,8 @@
-"""Interrupts the main thread every millisecond, and gives way to programs that use alarms."""
+"""Interrupts the main thread now and then, and gives way to programs that use alarms."""
 
 import functools
 import math
+import random
 import signal
 import threading
 import time
@@ -9,8 +10,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-#: The seconds from one tick to the next.
-INTERVAL = 1e-3
+# The least and the most seconds from one tick to the next. They are random, because regular ticks
+# would find a loop at the same few lines if it took as long as they do. More frequent ticks would
+# speed up what they measure: a thread that waits for a computation wakes up sooner if it doesn't
+# sleep deeply.
+_INTERVALS = 2e-3, 4e-3
 
 # The functions that show or set alarms, or wait for any signal, with the first argument for which
 # they do (None for any argument). The timer stops before the program calls one of them.
@@ -25,10 +29,11 @@ _signal: dict[str, Any] = {name: getattr(signal, name) for name in _USES_OF_ALAR
 
 
 class Timer:
-    """Calls `tick(frame)` every millisecond from `start` to `stop`, in the main thread.
+    """Calls `tick(frame, seconds)` every few milliseconds in the main thread.
 
     `frame` is the frame that was interrupted. Python interrupts only between two bytecodes, so a
-    call into C is over when `tick` is called. A sampling thread instead would run only when the
+    call into C is over when `tick` is called. `seconds` is the time for which the tick stands: more
+    than one interval if several ticks were due during a call into C. A sampling thread instead would run only when the
     main thread releases Python's lock, which favors some lines. In Python 3.11 it may also find a
     frame that is being freed.
 
@@ -38,9 +43,13 @@ class Timer:
     - `has_yielded`: whether it was stopped because the program uses alarms itself.
     """
 
-    def __init__(self, tick: Callable[[types.FrameType | None], None]) -> None:
+    def __init__(self, tick: Callable[[types.FrameType | None, float], None]) -> None:
         self._tick = tick
+        # Not the module's own functions, whose random numbers are the program's.
+        self._random = random.Random()
         self.is_on = self.has_run = self.has_yielded = False
+        # When the next tick is due.
+        self._due = 0.0
         # The alarm that the program had set before the trial: its handler, when it is due, and
         # its interval.
         self._handler: Any = signal.SIG_DFL
@@ -62,7 +71,8 @@ class Timer:
         # Python retries its own system calls after an alarm. With this flag, the system retries
         # most of those that C libraries make, which would otherwise fail.
         _signal["siginterrupt"](signal.SIGALRM, False)
-        left, self._repeat = _signal["setitimer"](signal.ITIMER_REAL, INTERVAL, INTERVAL)
+        self._due = time.perf_counter()
+        left, self._repeat = self._set()
         if left:
             self._alarm = time.perf_counter() + left
 
@@ -107,8 +117,20 @@ class Timer:
         if not self.is_on:
             # A tick that was due when the timer was stopped. It is none of the program's alarms.
             return
-        if time.perf_counter() >= self._alarm:
+        now = time.perf_counter()
+        if now >= self._alarm:
             # The alarm that the program had set before the trial is due.
             self._yield()
-        else:
-            self._tick(frame)
+            return
+        seconds = 0.0
+        while self._due <= now:
+            interval = self._random.uniform(*_INTERVALS)
+            self._due += interval
+            seconds += interval
+        self._tick(frame, seconds)
+        self._set()
+
+    def _set(self) -> tuple[float, float]:
+        """Have the system send the next tick, and return the seconds of the alarm set before."""
+        left = max(1e-6, self._due - time.perf_counter())
+        return _signal["setitimer"](signal.ITIMER_REAL, left)

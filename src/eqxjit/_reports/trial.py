@@ -22,10 +22,10 @@ from .sampler import (
     OPERATIONS,
     PYTHON,
     WAITING,
-    Place,
 )
+from .spans import AWAITED, OURS, THEIRS
 from .swap import Swap
-from .tried import AWAITED, OURS, THEIRS, Tried
+from .tried import Tried
 
 # The time after start-up that gives reliable figures, in seconds.
 _MIN_SECONDS = 0.05
@@ -139,62 +139,12 @@ class Trial:
     @property
     def seconds_steady(self) -> float:
         """The rest of `seconds`, the steady state."""
-        return sum(self._seconds_of_places().values())
+        return self._swap.spans.seconds
 
     @property
     def seconds_steady_equinox(self) -> float:
         """The time of the steady state under Equinox's `filter_jit`; NaN if it wasn't measured."""
-        sampler, n_served = self._swap.sampler, self._swap.n_served
-        ours, awaited, theirs = (self._mean_call(mode) for mode in (OURS, AWAITED, THEIRS))
-        if not (ours > 0 and awaited > 0 and theirs > 0):
-            return float("nan")
-        # How long a call holds up the program under eqxjit: during the call, and later when the
-        # program waits for the results. Reading results takes some time even if they are ready.
-        # Under Equinox, whose calls return when their results are there, nothing else remains.
-        n_elsewhere = n_served[AWAITED] + n_served[THEIRS]
-        reading = sum(sampler.waiting_elsewhere.values()) / n_elsewhere
-        shares = self.shares
-        held_up = (shares[CALLS] + shares[WAITING]) * self.seconds_steady / n_served.total()
-        # A call holds up the program for at least the time until it returns, and at most the time
-        # until its results are ready. If the samples say otherwise, other programs have used the
-        # machine at other moments.
-        held_up = min(max(held_up - reading, ours), max(ours, awaited))
-        return self.seconds_steady + n_served.total() * (theirs - held_up)
-
-    def _mean_call(self, mode: str) -> float:
-        """Return the mean seconds that a call would take if all calls were served in this mode.
-
-        NaN if no call was timed in this mode.
-        """
-        if not any(tried.times[mode] for tried in self._swap.tried.values()):
-            return float("nan")
-        seconds = n_calls = 0.0
-        for tried in self._swap.tried.values():
-            # A function that Equinox can't serve is counted with its time under eqxjit.
-            times = tried.times[mode] or tried.times[OURS]
-            if times:
-                seconds += tried.calls * _trimmed_mean(times)
-                n_calls += tried.calls
-        return seconds / n_calls
-
-    def _seconds_of_places(self) -> dict[Place, float]:
-        """Return the seconds of the steady state for each kind of work and each line."""
-        swap = self._swap
-        sampler = swap.sampler
-        seconds = {place: max(0.0, spent) for place, spent in sampler.seconds.items()}
-        sampled = sum(seconds.values()) + sum(sampler.waiting_elsewhere.values())
-        total = max(0.0, sampler.clock() - swap.startup)
-        if not sampled:
-            return {(PYTHON, NO_LINE): total}
-        # The samples leave out calls that weren't served as usual, and waiting for their results.
-        # All calls of the program are counted as if they were served as usual.
-        n_usual = swap.n_served[OURS]
-        all_calls = swap.n_served.total() / n_usual if n_usual else 1.0
-        scale = total / sampled
-        return {
-            (kind, line): spent * scale * (all_calls if kind in (CALLS, WAITING) else 1.0)
-            for (kind, line), spent in seconds.items()
-        }
+        return self.seconds_steady + self._swap.spans.excess
 
     @property
     def shares(self) -> dict[str, float]:
@@ -207,7 +157,7 @@ class Trial:
     @property
     def lines(self) -> list[TrialLine]:
         """The time of each line of the main thread in the steady state, the largest share first."""
-        seconds = self._seconds_of_places()
+        seconds = self._swap.spans.places
         total = sum(seconds.values())
         if not total:
             return [TrialLine(1.0, PYTHON, NO_LINE)]
@@ -364,13 +314,6 @@ def _row(group: Sequence[Tried]) -> TrialFunction:
         is_wrong=any(tried.is_wrong for tried in group),
         rounding=max([each.rounding or 0.0 for each in unequal.values()], default=0.0),
     )
-
-
-def _trimmed_mean(seconds: Iterable[float]) -> float:
-    """Return the mean without the fifth at each end. At the upper end, others used the CPU."""
-    ordered = sorted(seconds)
-    n_outer = len(ordered) // 5
-    return statistics.fmean(ordered[n_outer : len(ordered) - n_outer])
 
 
 def _time(seconds: float) -> str:

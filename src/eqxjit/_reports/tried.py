@@ -21,9 +21,7 @@ from .._spec.static_key import interchangeable
 from .._spec.tree import combine, split
 from .._text import comes_from_signal_handler
 from .comparison import Unequal, compare, compare_errors
-
-#: The modes of serving a call: by eqxjit; by eqxjit, waiting for the results; and by Equinox.
-OURS, AWAITED, THEIRS = "ours", "awaited", "theirs"
+from .spans import AWAITED, OURS, THEIRS
 
 #: How many calls of each structure are compared first.
 N_FIRST = 3
