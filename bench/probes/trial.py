@@ -1,19 +1,21 @@
 """`python -m bench.probes.trial`: how far the figures of a trial are from the truth.
 
 Each program's loop does a random number of things of each kind, and measures them itself. It runs
-in turn under Equinox, under eqxjit, and under `--trial`. The shares that the trial prints are
-compared with what the program has measured under eqxjit, and in the trial's own run; the speed-up
-is compared with the ratio of the two loops. What the program measures differs from run to run, too:
-on a busy machine by as much.
+in turn under Equinox, under eqxjit, and under `--trial`, several times. The shares that each trial
+prints are compared with what the program has measured under eqxjit, and the speed-up with the ratio
+of the two loops, by the medians of all runs. What the program measures differs from run to run,
+too: on a busy machine by as much.
 """
 
 import argparse
 import json
 import random
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _PROGRAM = """
@@ -84,6 +86,7 @@ _WAITS = (
     "jax.block_until_ready(result)",
     "f'{result}'",
 )
+_KINDS = "jitted calls", "operations outside jit", "waiting", "moving data", "Python"
 _NAMES = {
     "operations of JAX outside of any jit": "operations outside jit",
     "calls of jitted functions": "jitted calls",
@@ -128,37 +131,55 @@ def _run(options: list[str], program: str, n_of: dict[str, int]) -> _Run:
     return _Run(output, json.loads(measured))
 
 
-def _try(seed: int) -> None:
-    """Print how far the figures of a trial of one program are from the truth."""
+def _try(seed: int, n_runs: int) -> Iterator[tuple[float, float]]:
+    """Yield how far the shares and the speed-up of each trial of a program are from the truth."""
     wait, n_of = _random_program(seed)
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(_PROGRAM.replace("WAIT", wait))
         file.flush()
-        equinox, alone, trial = (
-            _run(options, file.name, n_of)
-            for options in ([], ["-m", "eqxjit"], ["-m", "eqxjit", "--trial"])
-        )
-    rows = re.findall(r"(?m)^ +(\d+)%  (\S.*?)  ", trial.output)
-    printed = {_NAMES.get(name, name): int(percent) / 100 for percent, name in rows}
-    faster = re.search(r"([\d.]+) times as long", trial.output)
-    errors = [
-        max(abs(printed.get(kind, 0.0) - share) for kind, share in run.shares.items())
-        for run in (alone, trial)
-    ]
+        # In turn, so that all of them see the same machine.
+        rounds = [
+            [
+                _run(options, file.name, n_of)
+                for options in ([], ["-m", "eqxjit"], ["-m", "eqxjit", "--trial"])
+            ]
+            for _ in range(n_runs)
+        ]
+    equinox, alone, trials = zip(*rounds, strict=True)
+    shares = {kind: statistics.median([run.shares[kind] for run in alone]) for kind in _KINDS}
+    seconds = statistics.median([run.total for run in alone])
+    ratio = statistics.median([run.total for run in equinox]) / seconds
     print(f"\nprogram {seed}, {wait}: {n_of}")
-    print(f"  largest error {errors[0]:.1%} (of the trial's own run {errors[1]:.1%})")
-    for kind, share in alone.shares.items():
-        found = f"{share:6.1%} alone, {trial.shares[kind]:6.1%} in the trial's run"
-        print(f"    {kind:25} {found}, printed {printed.get(kind, 0.0):.0%}")
-    speed_up = f"printed {faster[1]}" if faster else "not printed"
-    print(f"  Equinox's loop takes {equinox.total / alone.total:.2f} times as long, {speed_up}")
-    print(f"  the loop takes {trial.total / alone.total:.2f} times as long in a trial", flush=True)
+    print("  measured: " + _text(shares) + f"; under Equinox {ratio:.2f} times as long")
+    for trial in trials:
+        rows = re.findall(r"(?m)^ +(\d+)%  (\S.*?)  ", trial.output)
+        printed = {_NAMES.get(name, name): int(percent) / 100 for percent, name in rows}
+        found = {kind: printed.get(kind, 0.0) for kind in _KINDS}
+        [faster] = re.findall(r"([\d.]+) times as long", trial.output) or ["nan"]
+        errors = max(abs(found[kind] - shares[kind]) for kind in _KINDS), float(faster) / ratio - 1
+        print("  printed:  " + _text(found) + f"; {faster} times as long")
+        print(
+            f"            largest error {errors[0]:.1%}, of the speed-up {errors[1]:+.0%}", end=""
+        )
+        print(f"; the trial's loop took {trial.total / seconds:.2f} times as long", flush=True)
+        yield errors
+
+
+def _text(shares: dict[str, float]) -> str:
+    return ", ".join(f"{kind} {share:.1%}" for kind, share in shares.items())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the first program's number")
     parser.add_argument("--n", type=int, default=6, help="how many programs are tried")
+    parser.add_argument("--runs", type=int, default=3, help="how many trials of each program")
     chosen = parser.parse_args()
-    for seed in range(chosen.first, chosen.first + chosen.n):
-        _try(seed)
+    tried = [
+        errors
+        for seed in range(chosen.first, chosen.first + chosen.n)
+        for errors in _try(seed, chosen.runs)
+    ]
+    n_close = [sum(abs(each[i]) <= limit for each in tried) for i, limit in ((0, 0.05), (1, 0.15))]
+    print(f"\n{n_close[0]} of {len(tried)} trials have all shares within 5 points")
+    print(f"{n_close[1]} of {len(tried)} trials have the speed-up within 15 %")

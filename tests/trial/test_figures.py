@@ -179,3 +179,17 @@ def test_wrappers_that_the_garbage_collector_no_longer_lists_are_tried():
 @eqxjit.filter_jit
 def at_import(x):
     return x + 1
+
+
+def test_a_program_of_few_slow_calls_is_timed():
+    @eqxjit.filter_jit
+    def compute(x):
+        return jax.lax.fori_loop(0, 40, lambda _, x: x @ x / len(x), x)
+
+    x = jnp.ones((300, 300))
+    with eqxjit.trial() as trial:
+        for _ in range(30):
+            jax.block_until_ready(compute(x))
+    [row] = trial.functions
+    assert row.seconds_equinox > 0
+    assert 0.5 < trial.seconds_steady_equinox / trial.seconds_steady < 1.6

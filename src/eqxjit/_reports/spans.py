@@ -1,19 +1,19 @@
 """Divides the main thread's time into spans, and compares what they take in different modes.
 
-A *span* lasts from the beginning of one call to the beginning of the next call: it is a call, and
-what the program does after it. The *mode* says who serves the call. Spans between the same two
-functions are alike, so those in one mode tell how long those in the other mode would have taken.
+A *span* lasts from the beginning of one call to the beginning of the next: it is a call, and what
+the program does after it. The *mode* tells who serves the call. Spans between the same two
+functions are alike, so those of one mode tell how long those of another mode would have taken.
 
-A *block* is a number of consecutive spans in one mode. It shows all that the mode causes: also the
-time for which the program waits for results, and the time that work between calls takes longer
-because Equinox uses more of the CPU's caches.
+A *block* is a number of consecutive spans of one mode. It shows all that the mode causes: also the
+time for which the program waits for results, and the time by which Equinox slows down the work
+between calls, because it uses more of the CPU's caches.
 """
 
 import dataclasses
 import statistics
 import sys
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -25,70 +25,58 @@ from .sampler import CALLS, WAITING, Place, Sampler
 #: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit.
 THEIRS, AWAITED, OURS = "theirs", "awaited", "ours"
 
-# By eqxjit as well, but spans aren't compared. Between two series of blocks, a pause is one span.
+# By eqxjit as well, but the span isn't compared with others. Each pause is one such span.
 _PAUSE = "pause"
 
-# A block has at least this many calls, and a block of Equinox's takes at least this many seconds.
-_MIN_CALLS, _MIN_SECONDS = 6, 0.02
+# A block of Equinox's has at least this many calls, and takes at least this many seconds. The block
+# of eqxjit's after it has as many calls. Between them is a block of a few calls that are awaited.
+_MIN_CALLS, _N_AWAITED, _MIN_SECONDS = 6, 4, 0.02
 
-# A block in which calls are awaited has this many calls. It comes first among eqxjit's, while the
-# caches of the CPU still hold the code and the data of Equinox's calls.
-_N_AWAITED = 4
+# After this many seconds, two calls are enough, or one that is awaited.
+_MANY_SECONDS = 0.1
 
-# Likewise, the first calls under Equinox aren't compared: so many, or those of so many seconds.
+# The first calls of a block of Equinox's don't count, because the caches of the CPU still hold the
+# code and the data of the mode before: at most this many calls, in at most this many seconds.
 _N_COLD, _SECONDS_COLD = 3, 0.005
 
-# A pause takes this many times as long as the blocks before it. After so many pauses, they become
+# A pause takes this many times as long as the blocks before it. After this many pauses, they become
 # longer and longer, so that a long run isn't slowed down.
 _PAUSE_FACTOR, _N_PAUSES = 1.5, 20
 
 
 @dataclasses.dataclass
-class _Alike:
-    """What is known of the spans between two functions, by mode.
+class _Sum:
+    """The spans of one mode between two functions.
 
     - `n`: how many there were.
     - `total`: how many seconds they took together.
-    - `seconds`: the seconds of each of the latest spans.
+    - `waited`: the part of `total` in which the trial waited for results at the end of blocks.
+    - `latest`: the seconds of each of the latest spans, without waiting at the end of blocks.
     - `places`: the seconds that the samples found in each place.
-    - `waited`: the seconds of waiting at the end of blocks. They are part of `total`.
     """
 
-    n: Counter[str] = dataclasses.field(default_factory=Counter)
-    total: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    seconds: defaultdict[str, deque[float]] = dataclasses.field(
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=5_000))
-    )
-    places: defaultdict[str, defaultdict[Place, float]] = dataclasses.field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(float))
-    )
+    n: int = 0
+    total: float = 0.0
     waited: float = 0.0
+    latest: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=5_000))
+    places: defaultdict[Place, float] = dataclasses.field(
+        default_factory=lambda: defaultdict(float)
+    )
 
-    @property
-    def weights(self) -> dict[str, float]:
-        """How much a span of each mode counts, for all of them to count as eqxjit's."""
-        if self.n[OURS]:
-            return {OURS: self.n.total() / self.n[OURS]}
-        return dict.fromkeys(self.n, 1.0)
 
-    @property
-    def excess(self) -> float | None:
-        """How many seconds longer a span takes under Equinox; `None` if that isn't known."""
-        if not (self.n[OURS] and self.n[THEIRS]):
-            return None
-        ours = _trimmed_mean(self.seconds[OURS]) + self.waited / self.n[OURS]
-        return _trimmed_mean(self.seconds[THEIRS]) - ours
+# The spans between two functions, by mode.
+_Alike = dict[str, _Sum]
 
 
 class Spans:
     """The spans of the main thread, and the blocks to which they belong.
 
-    - `mode`: the mode in which the current call is served.
-    - `counts_as`: the mode as which the current span counts.
-    - `paused_until`: the time before which calls need not tell when they begin and end. It is 0
-        unless there is a pause.
-    - `n_calls`: how many calls there were since the start.
-    - `overhead`: the seconds by which the trial prolongs each call.
+    - `mode`: the mode of the block under way.
+    - `counts_as`: the mode as which the span under way counts.
+    - `paused_until`: the time before which calls need not tell when they begin and end; 0 if there
+        is no pause.
+    - `n_calls`: how many calls there were since start-up.
+    - `overhead`: the seconds by which the trial prolongs each call of a pause.
     """
 
     def __init__(self, sampler: Sampler, can_swap: Callable[[], bool]):
@@ -98,23 +86,26 @@ class Spans:
         self.n_calls = 0
         self.overhead = 0.0
         self._sampler, self._can_swap = sampler, can_swap
-        # The spans between each two functions. All that count as a pause are under `None`.
-        self._alike: defaultdict[Hashable, _Alike] = defaultdict(_Alike)
-        # The span under way: its function, and when it began by the sampler's clock.
+        # The spans between each two functions. Those that count as a pause are under `None`.
+        self._alike: defaultdict[Hashable, _Alike] = defaultdict(lambda: defaultdict(_Sum))
+        # The span under way: the function that it began with, and when, by the sampler's clock.
         self._function: Hashable = None
         self._begun = 0.0
-        # The block under way.
-        self._n_calls = self._n_theirs = 0
-        self._block_begun = self._series_begun = 0.0
-        self._n_pauses = 0
-        # How many calls the spans have had that have ended.
-        self._n_ended = 0
-        # What the last call of a block has returned.
-        self._last: Any = None
+        # How many calls the spans before it have had.
+        self._n_before = 0
+        # The block under way: how many calls it has had, when it began, and whether it is over.
+        self._n_in_block = 0
+        self._block_begun = 0.0
         self._is_over = False
+        # What its last call has returned.
+        self._last: Any = None
+        # The series of blocks under way: when it began, and how many calls Equinox has served.
+        self._series_begun = 0.0
+        self._n_theirs = 0
+        self._n_pauses = 0
 
     def is_pause_over(self, now: float) -> bool:
-        """Return whether the next block begins after the call that begins now."""
+        """Return whether a call is the first one after a pause."""
         return self.mode is _PAUSE and not self._is_over and now >= self.paused_until
 
     def begin_call(self, function: Hashable) -> str:
@@ -126,23 +117,23 @@ class Spans:
             wait_for(self._last)
             waited = time.perf_counter() - now
             now += waited
-            self._begin_block(now)
         self._end_span(function, waited)
+        if self._is_over:
+            self._begin_block(now)
         self.n_calls += 1
-        self._n_calls += 1
-        is_cold = self._n_calls <= _N_COLD and now < self._block_begun + _SECONDS_COLD
+        self._n_in_block += 1
+        is_cold = self._n_in_block <= _N_COLD and now < self._block_begun + _SECONDS_COLD
         self.counts_as = AWAITED if self.mode is THEIRS and is_cold else self.mode
         return OURS if self.mode is _PAUSE else self.mode
 
     def end_call(self, result: Any) -> None:
-        """Note that the call has returned."""
-        now = time.perf_counter()
-        self._is_over = self._is_block_over(now)
+        """Note what the call has returned."""
+        self._is_over = self._is_block_over(time.perf_counter())
         if self._is_over:
             self._last = result
 
     def abandon(self) -> None:
-        """End the series of blocks: a trace or a comparison has spoiled the times of what follows."""
+        """End the blocks for now, because a trace or a comparison has spoiled what follows."""
         self.counts_as = _PAUSE
         if self.mode is not _PAUSE:
             self._pause(time.perf_counter())
@@ -151,107 +142,123 @@ class Spans:
         """Forget all spans, and count the span under way from a time of the sampler's clock."""
         self._alike.clear()
         self._sampler.places.clear()
-        self.n_calls, self._n_ended = 1, 0
+        self.n_calls, self._n_before = 1, 0
         self._begun = begun
 
     def end(self) -> None:
         """End the span under way, because the trial ends."""
+        self._last = None
         self._end_span(None, 0.0)
+
+    # --- Blocks -------------------------------------------------------------------------------
 
     def _is_block_over(self, now: float) -> bool:
         if self.mode is _PAUSE:
             return now >= self.paused_until
+        n, seconds = self._n_in_block, now - self._block_begun
+        if self.mode is OURS:
+            return n >= (self._n_theirs or _MIN_CALLS)
         if self.mode is AWAITED:
-            return self._n_calls >= _N_AWAITED
-        is_long = self.mode is OURS or now >= self._block_begun + _MIN_SECONDS
-        return is_long and self._n_calls >= max(_MIN_CALLS, self._n_theirs)
+            return n >= _N_AWAITED or seconds >= _MANY_SECONDS
+        is_long = seconds >= _MIN_SECONDS and n >= _MIN_CALLS
+        return is_long or (seconds >= _MANY_SECONDS and n >= 2)
 
     def _begin_block(self, now: float) -> None:
         self._is_over = False
         self._last = None
-        if self.mode is OURS:
-            self._pause(now)
+        if self.mode is _PAUSE:
+            self.mode = THEIRS if self._can_swap() else AWAITED
+            self.paused_until = 0.0
+            self._series_begun = now
+            self._n_theirs = 0
+        elif self.mode is THEIRS:
+            self.mode = AWAITED
+            self._n_theirs = self._n_in_block
+        elif self.mode is AWAITED:
+            self.mode = OURS
         else:
-            if self.mode is _PAUSE:
-                self.paused_until = 0.0
-                self._series_begun = now
-                self._n_theirs = 0
-            elif self.mode is THEIRS:
-                self._n_theirs = self._n_calls
-            is_first = self.mode is _PAUSE and self._can_swap()
-            self.mode = THEIRS if is_first else OURS if self.mode is AWAITED else AWAITED
-        self._n_calls = 0
+            self._pause(now)
+        self._n_in_block = 0
         self._block_begun = now
 
     def _pause(self, now: float) -> None:
         self._n_pauses += 1
-        length = _PAUSE_FACTOR * (now - self._series_begun) * max(1.0, self._n_pauses / _N_PAUSES)
+        seconds = _PAUSE_FACTOR * (now - self._series_begun)
         self.mode = _PAUSE
-        self.paused_until = now + length
+        self.paused_until = now + seconds * max(1.0, self._n_pauses / _N_PAUSES)
+
+    # --- Spans --------------------------------------------------------------------------------
 
     def _end_span(self, function: Hashable, waited: float) -> None:
-        """End the span under way, because a function is called, after waiting some seconds."""
-        counts_as, now = self.counts_as, self._sampler.clock()
-        alike = self._alike[None if counts_as is _PAUSE else (self._function, function)]
-        overhead = self.overhead * (self.n_calls - self._n_ended)
-        self._n_ended = self.n_calls
+        """End the span under way, because a function is called.
+
+        `waited` are the seconds for which the trial has waited for results at the end of a block.
+        They are part of the span although the clock stood, because the program would have waited.
+        """
+        sampler = self._sampler
+        pair = None if self.counts_as is _PAUSE else (self._function, function)
+        found = self._alike[pair][self.counts_as]
+        now = sampler.clock()
+        overhead = self.overhead * (self.n_calls - self._n_before)
         seconds = now - self._begun - overhead
-        alike.n[counts_as] += 1
-        alike.total[counts_as] += seconds + waited
-        alike.seconds[counts_as].append(seconds)
-        places, self._sampler.places = self._sampler.places, defaultdict(float)
-        if counts_as is OURS:
-            alike.waited += waited
+        found.n += 1
+        found.total += seconds + waited
+        found.waited += waited
+        found.latest.append(seconds)
+        places, sampler.places = sampler.places, defaultdict(float)
         calls = sum(spent for (kind, _), spent in places.items() if kind is CALLS)
-        for place in places:
-            if place[0] is CALLS:
-                places[place] *= max(0.0, 1 - overhead / calls)
-        if waited and self._sampler.timer.is_on:
-            _, line = self._sampler.place_of(sys._getframe())
-            places[WAITING, line] += waited
         for place, spent in places.items():
-            alike.places[counts_as][place] += spent
-        self._function, self._begun = function, now
+            is_call = place[0] is CALLS and calls > overhead
+            found.places[place] += spent * (1 - overhead / calls) if is_call else spent
+        if waited and sampler.timer.is_on:
+            _, line = sampler.place_of(sys._getframe())
+            found.places[WAITING, line] += waited
+        self._function, self._begun, self._n_before = function, now, self.n_calls
 
     # --- Figures ------------------------------------------------------------------------------
 
     @property
     def seconds(self) -> float:
-        """How long all spans take under eqxjit, in seconds."""
-        return sum(
-            alike.total[mode] * weight
-            for alike in self._alike.values()
-            for mode, weight in alike.weights.items()
-        )
+        """How long all spans would take under eqxjit."""
+        return sum(found.total * weight for found, weight in self._weighted())
 
     @property
     def places(self) -> dict[Place, float]:
-        """The seconds that the samples found in each place, as if eqxjit had served all calls."""
+        """The seconds of each place, if eqxjit had served all calls as usual."""
         places = defaultdict[Place, float](float)
-        for alike in self._alike.values():
-            for mode, weight in alike.weights.items():
-                for place, seconds in alike.places[mode].items():
-                    places[place] += seconds * weight
-        return {place: max(0.0, seconds) for place, seconds in places.items()}
+        for found, weight in self._weighted():
+            for place, spent in found.places.items():
+                places[place] += spent * weight
+        return {place: max(0.0, spent) for place, spent in places.items()}
 
     @property
     def excess(self) -> float:
-        """How many seconds longer all spans take under Equinox; NaN if that isn't known."""
-        known = [
-            (alike.n.total(), excess)
-            for alike in self._alike.values()
-            if (excess := alike.excess) is not None
-        ]
-        n = sum(n for n, _ in known)
-        mean = sum(n * excess for n, excess in known) / n if n else float("nan")
-        return self.n_calls * mean
+        """How many seconds longer all spans would take under Equinox; NaN if that isn't known."""
+        n = seconds = 0.0
+        for alike in self._alike.values():
+            if OURS in alike and THEIRS in alike:
+                n_alike = sum(found.n for found in alike.values())
+                n += n_alike
+                seconds += n_alike * (_mean(alike[THEIRS]) - _mean(alike[OURS]))
+        return self.n_calls * seconds / n if n else float("nan")
+
+    def _weighted(self) -> Iterable[tuple[_Sum, float]]:
+        """Yield spans with the number of times for which each of them counts.
+
+        If some of the spans between two functions are eqxjit's, they stand for the others, too.
+        """
+        for alike in self._alike.values():
+            if OURS in alike:
+                yield alike[OURS], sum(found.n for found in alike.values()) / alike[OURS].n
+            else:
+                yield from ((found, 1.0) for found in alike.values())
 
 
-def _trimmed_mean(seconds: Iterable[float]) -> float:
-    """Return the mean without the tenth at each end. At the upper end, others used the CPU."""
-    ordered = sorted(seconds)
+def _mean(found: _Sum) -> float:
+    # Without the longest and the shortest tenth, because other programs use the CPU now and then.
+    ordered = sorted(found.latest)
     n_outer = len(ordered) // 10
-    return statistics.fmean(ordered[n_outer : len(ordered) - n_outer])
+    return statistics.fmean(ordered[n_outer : len(ordered) - n_outer]) + found.waited / found.n
 
 
 def wait_for(result: Any) -> None:

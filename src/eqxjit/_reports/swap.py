@@ -15,11 +15,9 @@ import threading
 import time
 import timeit
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
-
-import jax
 
 from .._compat import connect, is_transforming, native
 from .._core.wrapper import JitFunction, filter_jit
@@ -27,7 +25,6 @@ from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
 from .._places import trim
-from .._text import comes_from_signal_handler
 from .sampler import COMPILING, Sampler
 from .spans import AWAITED, OURS, THEIRS, Spans, wait_for
 from .tried import N_FIRST, Outcome, Parts, Prints, Tried, tried_of, upstream

@@ -14,7 +14,7 @@ from typing import Any
 # would find a loop at the same few lines if it took as long as they do. More frequent ticks would
 # speed up what they measure: a thread that waits for a computation wakes up sooner if it doesn't
 # sleep deeply.
-_INTERVALS = 2e-3, 4e-3
+_INTERVALS = 1e-3, 3e-3
 
 # The functions that show or set alarms, or wait for any signal, with the first argument for which
 # they do (None for any argument). The timer stops before the program calls one of them.
@@ -31,11 +31,12 @@ _signal: dict[str, Any] = {name: getattr(signal, name) for name in _USES_OF_ALAR
 class Timer:
     """Calls `tick(frame, seconds)` every few milliseconds in the main thread.
 
-    `frame` is the frame that was interrupted. Python interrupts only between two bytecodes, so a
-    call into C is over when `tick` is called. `seconds` is the time for which the tick stands: more
-    than one interval if several ticks were due during a call into C. A sampling thread instead would run only when the
-    main thread releases Python's lock, which favors some lines. In Python 3.11 it may also find a
-    frame that is being freed.
+    `frame` is the frame that was interrupted, and `seconds` the time for which the tick stands.
+    Python interrupts only between two bytecodes, so a call into C is over when `tick` is called. If
+    several ticks were due during the call, `tick` is called once, with the sum of their seconds.
+
+    A sampling thread instead would run only when the main thread releases Python's lock, which
+    favors some lines. In Python 3.11 it may also find a frame that is being freed.
 
     - `is_on`: whether the timer runs now.
     - `has_run`: whether it has run. It can't in a thread other than the main thread, and on systems
