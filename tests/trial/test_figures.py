@@ -184,12 +184,35 @@ def at_import(x):
 def test_a_program_of_few_slow_calls_is_timed():
     @eqxjit.filter_jit
     def compute(x):
-        return jax.lax.fori_loop(0, 40, lambda _, x: x @ x / len(x), x)
+        return jax.lax.fori_loop(0, 150, lambda _, x: x @ x / len(x), x)
 
     x = jnp.ones((300, 300))
     with eqxjit.trial() as trial:
-        for _ in range(30):
+        for _ in range(16):
             jax.block_until_ready(compute(x))
     [row] = trial.functions
     assert row.seconds_equinox > 0
     assert 0.5 < trial.seconds_steady_equinox / trial.seconds_steady < 1.6
+
+
+def test_a_program_of_small_calls_gains_what_its_calls_gain():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        for _ in range(10_000):
+            double(X)
+    [row] = trial.functions
+    gained = trial.seconds_steady_equinox - trial.seconds_steady
+    assert 0.5 < gained / (row.calls * (row.seconds_equinox - row.seconds_eqxjit)) < 2
+    assert gained > 0
+
+
+def test_the_time_before_the_first_warm_call_is_start_up():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            pass
+        for _ in range(5_000):
+            double(X)
+    assert trial.seconds_startup > 0.3
+    assert share_of(trial, "Python") < 0.5
