@@ -204,6 +204,7 @@ def test_a_program_of_small_calls_gains_what_its_calls_gain():
     gained = trial.seconds_steady_equinox - trial.seconds_steady
     assert 0.5 < gained / (row.calls * (row.seconds_equinox - row.seconds_eqxjit)) < 2
     assert gained > 0
+    assert share_of(trial, "operations outside jit") < 0.02
 
 
 def test_the_time_before_the_first_warm_call_is_start_up():
@@ -216,3 +217,22 @@ def test_the_time_before_the_first_warm_call_is_start_up():
             double(X)
     assert trial.seconds_startup > 0.3
     assert share_of(trial, "Python") < 0.5
+
+
+def test_a_long_call_into_c_has_all_its_time():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    numbers = list(range(2_000_000))
+    with eqxjit.trial() as trial:
+        double(X)
+        double(X)
+        for _ in range(3):
+            end = time.monotonic() + 0.1
+            while time.monotonic() < end:
+                pass
+            for _ in range(10):
+                sum(numbers)
+    lines = [line for line in trial.lines if line.kind == "Python" and is_here(line)]
+    with open(__file__) as file:
+        source = ["", *file]
+    in_c = sum(line.share for line in lines if "sum(numbers)" in source[line.line.line])
+    assert in_c > 0.2

@@ -141,7 +141,6 @@ class Spans:
     def restart(self, begun: float) -> None:
         """Forget all spans, and count the span under way from a time of the sampler's clock."""
         self._alike.clear()
-        self._sampler.places.clear()
         self.n_calls, self._n_before = 1, 0
         self._begun = begun
 
