@@ -77,7 +77,8 @@ class Interceptor:
             if tried is None or tried.n_due > 0 or now >= swap.spans.paused_until:
                 return swap.call(self, args, kwargs, now)
             tried.calls += 1
-            swap.spans.n_calls += thread.is_main
+            if thread.is_main:
+                swap.spans.n_calls += 1
             result = self.ours(*args, **kwargs)
             if thread.traces:
                 swap.compare_afterwards(self, args, kwargs, result)
