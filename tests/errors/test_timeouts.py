@@ -102,3 +102,46 @@ PROGRAM = """
 def test_each_timeout_arrives(path):
     """A timer interrupts calls at many points, on each path, and none of its errors is lost."""
     assert run(PROGRAM, **path) == "306 []\n"
+
+
+# The handler runs in the `number`-th flatten of a node, in a call whose own error comes first.
+FAILING = """
+    import signal
+    import equinox as eqx, jax, jax.numpy as jnp
+    import eqxjit
+
+    class Timeout(Exception): ...
+    n_left = 0
+
+    @jax.tree_util.register_pytree_node_class
+    class Node:
+        def __init__(self, child): self.child = child
+        def tree_flatten(self):
+            global n_left
+            n_left -= 1
+            if n_left == 0: signal.raise_signal(signal.SIGALRM)
+            return [self.child], None
+        @classmethod
+        def tree_unflatten(cls, _, children): return cls(*children)
+
+    def handler(*_): raise Timeout
+    signal.signal(signal.SIGALRM, handler)
+
+    @eqxjit.filter_jit
+    def f(node, x): return eqx.error_if(x, x > 1, "too large")
+
+    node, small, large = Node(jnp.ones(2)), jnp.array(0.0), jnp.array(2.0)
+    for _ in range(4): f(node, small)
+    outcomes = []
+    for number in range(1, 6):
+        n_left = number
+        try: f(node, large)
+        except Timeout: outcomes.append(n_left <= 0)
+        except eqx.EquinoxRuntimeError: outcomes.append(n_left > 0)
+    print(all(outcomes), n_left > 0)
+"""
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_timeout_while_an_error_is_explained_arrives(native):
+    assert run(FAILING, EQXJIT_NATIVE=native) == "True True\n"

@@ -16,7 +16,7 @@ from .._compat import (
 from .._spec.arrays import passed, wait_for
 from .._spec.static_key import Opaque, same
 from .._spec.tree import ARRAY, ARRAY_CLASSES, is_array
-from .writer import Writer, is_for_slow_path
+from .writer import Writer, is_for_slow_path, is_repeated
 
 if native is not None:
     # C compares with these objects, and calls them.
@@ -35,6 +35,7 @@ if native is not None:
         wait_for,
         Opaque,
         is_for_slow_path,
+        is_repeated,
     )
 
 

@@ -43,7 +43,7 @@ Invariants:
 
 /* The version of the interface between this file and the Python code. Raise it here and in _compat.py with each change
    of the interface, because a stale build may be installed. */
-#define INTERFACE 63
+#define INTERFACE 64
 
 /* The kinds of nodes in a spec. _spec/tree.py has the same numbers. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -65,7 +65,7 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 typedef struct {
     PyTypeObject *static_type, *flags_type, *fast_type, *dispatcher_type;
 
-    /* `setup` sets the fields from here to `is_for_slow_path`. */
+    /* `setup` sets the fields from here to `is_repeated`. */
     PyObject *array_mark;       /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;       /* JAX's concrete class of arrays */
     PyTypeObject *tracer_type;  /* JAX's class of tracers */
@@ -80,6 +80,7 @@ typedef struct {
     PyObject *wait_for;         /* the function in _spec/arrays.py */
     PyObject *opaque_type;      /* Opaque, the class of keys of objects that aren't read into parts */
     PyObject *is_for_slow_path; /* the function in _fast/writer.py */
+    PyObject *is_repeated;      /* the function in _fast/writer.py */
 
     NAMES(DECLARE)
     PyObject *empty; /* the empty tuple */
@@ -89,7 +90,7 @@ typedef struct {
 #define FROM_PYTHON(DO)                                                                                    \
     DO(array_mark) DO(array_type) DO(tracer_type) DO(numpy_type) DO(array_classes) DO(is_array)            \
     DO(passed) DO(flatten) DO(registered) DO(same) DO(unflatten) DO(wait_for) DO(opaque_type)              \
-    DO(is_for_slow_path)
+    DO(is_for_slow_path) DO(is_repeated)
 /* All fields of the state. Each of them is a reference. */
 #define STATE_FIELDS(DO)                                                                                   \
     DO(static_type) DO(flags_type) DO(fast_type) DO(dispatcher_type) FROM_PYTHON(DO) NAMES(DO) DO(empty)
@@ -1043,16 +1044,15 @@ static void set_error(PyObject *error) {
 #endif
 }
 
-/* Returns whether the slow path makes a call after the exception that a guard has set, or -1. If it does, the exception
-   is cleared. */
-static int is_for_slow_path(State *state) {
+/* Clears the current exception if a Python function returns True for it. Returns whether it did, or -1. */
+static int clear_error_if(PyObject *function) {
     PyObject *error = take_error();
-    PyObject *answer = PyObject_CallOneArg(state->is_for_slow_path, error);
-    int is_for_it = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    PyObject *answer = PyObject_CallOneArg(function, error);
+    int is_cleared = answer == NULL ? -1 : PyObject_IsTrue(answer);
     Py_XDECREF(answer);
-    if (is_for_it == 0) set_error(error);
+    if (is_cleared == 0) set_error(error);
     else Py_DECREF(error);
-    return is_for_it;
+    return is_cleared;
 }
 
 /* Has the handler finish a call in which JAX traced, or whose program is unread. */
@@ -1064,14 +1064,12 @@ static PyObject *finish_in_python(State *state, InFlight *call, PyObject *return
 
 /* Decides between two exceptions of a call, and sets the one to raise. The call itself raised `error`. The current
    exception was raised later, while the Call was created to hand `error` over. Steals the reference to `error`. */
-static void choose_error(PyObject *error) {
-    if (PyErr_ExceptionMatches(PyExc_Exception)) {
-        /* The later error only says that the arguments can't be bound and split once more. */
-        PyErr_Clear();
+static void choose_error(State *state, PyObject *error) {
+    if (clear_error_if(state->is_repeated) > 0) {
         set_error(error);
         return;
     }
-    /* An interrupt or an exit must not be lost. Its context is the error of the call, as if it were raised in an
+    /* A timeout, an interrupt or an exit must not be lost. Its context is the error of the call, as if it were raised in an
        `except` block. */
     PyObject *interrupt = take_error();
     PyObject *context = PyException_GetContext(interrupt);
@@ -1086,7 +1084,7 @@ static PyObject *hand_over_error(State *state, InFlight *call) {
     PyObject *error = take_error();
     PyObject *made = call_of(state, call);
     if (made == NULL) {
-        choose_error(error);
+        choose_error(state, error);
         return NULL;
     }
     PyObject *result = PyObject_CallMethodObjArgs(call->handler, state->failed_fast, error, made, NULL);
@@ -1156,7 +1154,7 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
         Py_DECREF(fast);
         if (matches > 0) return result;
         if (matches == 0) continue;
-        if (is_for_slow_path(self->state) <= 0) return NULL;
+        if (clear_error_if(self->state->is_for_slow_path) <= 0) return NULL;
         break;
     }
     PyObject *otherwise = self->otherwise;
@@ -1330,10 +1328,10 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
     State old = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
                           &new.tracer_type, &new.numpy_type, &new.array_classes, &new.is_array, &new.passed,
                           &new.flatten, &new.registered, &new.same, &new.unflatten, &new.wait_for,
-                          &new.opaque_type, &new.is_for_slow_path)) {
+                          &new.opaque_type, &new.is_for_slow_path, &new.is_repeated)) {
         return NULL;
     }
 #define TAKE(name) Py_INCREF(new.name);

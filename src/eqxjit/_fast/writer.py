@@ -138,12 +138,23 @@ def is_for_slow_path(error: BaseException) -> bool:
     return is_of_python and not comes_from_signal_handler(error)
 
 
+def is_repeated(error: BaseException) -> bool:
+    """Return whether an error only says that arguments can't be bound and split once more.
+
+    Such an error comes after that of the call itself, when the arguments are split for the handler.
+    It is dropped, because the error of the call matters more. The error of a signal handler is not.
+    """
+    return isinstance(error, Exception) and not comes_from_signal_handler(error)
+
+
 def hand_over(error: BaseException, handler: Any, record: list[Any]) -> None:
     """Have the handler raise the error of a call in flight, or a clearer error."""
     try:
         call = call_of(record)
-    except Exception:
-        # The arguments can't be bound and split once more. The generated code then raises `error`.
+    except Exception as later:
+        if not is_repeated(later):
+            raise
+        # The generated code then raises `error`.
         return
     try:
         handler.failed_fast(error, call)
