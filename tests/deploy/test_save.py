@@ -376,6 +376,20 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
         eqxjit.load(path)
 
 
+@pytest.mark.parametrize("of", ["argument", "model"])
+def test_64_bit_numbers_need_the_switch_of_jax(tmp_path, of):
+    path = tmp_path / "wide"
+    with jax.enable_x64(True):
+        wide, key = jnp.arange(3.0), jax.random.key(0)
+        factor, x = (wide, jnp.int32(2)) if of == "model" else (jnp.int32(2), wide)
+        frozen = eqxjit.freeze(lambda a, x, key: a * x, factor, max_constant_bytes=0)
+        frozen.save(path, x, key)
+        np.testing.assert_array_equal(eqxjit.load(path)(x, key), 2 * np.arange(3.0))
+    with pytest.raises(ValueError, match="64-bit numbers, which are switched off") as caught:
+        eqxjit.load(path)
+    assert str(path) in str(caught.value)
+
+
 def test_a_program_that_jax_cannot_read_says_so(tmp_path, monkeypatch):
     """An exception that a signal handler raises meanwhile reaches the caller."""
     path = saved(tmp_path, mlp(), X)

@@ -226,7 +226,8 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     **Raises:**
 
     - `ValueError`, if the file wasn't written by `save`, is damaged, or is for a different
-        platform, version of the format or release of JAX (see `save`).
+        platform, version of the format or release of JAX (see `save`), or has 64-bit numbers while
+        `jax_enable_x64` is off.
     - `OSError`, if the file can't be read.
     - `ImportError`, if flatbuffers isn't installed (`pip install flatbuffers`).
 

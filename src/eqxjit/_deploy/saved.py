@@ -158,6 +158,12 @@ def _exported(path: str, program: memoryview, version: str) -> Exported:
             f"{path} was saved for {', '.join(exported.platforms)}, and JAX runs on {platform} "
             "here. Save it on this platform."
         )
+    dtypes = [aval.dtype for aval in exported.in_avals]
+    if any(jax.dtypes.canonicalize_dtype(each, True) != each for each in dtypes):
+        raise ValueError(
+            f"{path} was saved with 64-bit numbers, which are switched off here. Call "
+            '`jax.config.update("jax_enable_x64", True)`, or set JAX_ENABLE_X64=1.'
+        )
     return exported
 
 
