@@ -218,7 +218,7 @@ class Spans:
 
     @property
     def seconds(self) -> float:
-        """How long all spans would take under eqxjit."""
+        """The seconds that all spans would take under eqxjit."""
         return sum(found.total * weight for found, weight in self._weighted())
 
     @property
@@ -232,7 +232,7 @@ class Spans:
 
     @property
     def excess(self) -> float:
-        """How many seconds longer all spans would take under Equinox; NaN if that isn't known."""
+        """The seconds that all spans would take longer under Equinox; NaN if they aren't known."""
         n = seconds = 0.0
         for alike in self._alike.values():
             if OURS in alike and THEIRS in alike:
