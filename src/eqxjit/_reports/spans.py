@@ -28,16 +28,17 @@ THEIRS, AWAITED, OURS = "theirs", "awaited", "ours"
 # By eqxjit as well, but the span isn't compared with others. Each pause is one such span.
 _PAUSE = "pause"
 
-# A block of Equinox's has at least this many calls, and takes at least this many seconds. The block
-# of eqxjit's after it has as many calls. Between them is a block of a few calls that are awaited.
-_MIN_CALLS, _N_AWAITED, _MIN_SECONDS = 6, 4, 0.02
+# The first calls of a block after one of the other mode aren't timed, because the caches of the CPU
+# still hold other code and data: at most this many calls, in at most this many seconds.
+_COLD = "cold"
+_N_COLD, _SECONDS_COLD = 6, 0.005
 
-# After this many seconds, two calls are enough, or one that is awaited.
-_MANY_SECONDS = 0.1
+# A block of Equinox's has at least this many calls, and takes at least this many seconds. If calls
+# are slow, two are enough after this many seconds. The block of eqxjit's has as many calls.
+_MIN_CALLS, _MIN_SECONDS, _MANY_SECONDS = 8, 0.02, 0.1
 
-# The first calls of a block of Equinox's don't count, because the caches of the CPU still hold the
-# code and the data of the mode before: at most this many calls, in at most this many seconds.
-_N_COLD, _SECONDS_COLD = 3, 0.005
+# A block of calls that are awaited has this many, or if they are slow, takes `_MIN_SECONDS`.
+_N_AWAITED = 16
 
 # A pause takes this many times as long as the blocks before it. After this many pauses, they become
 # longer and longer, so that a long run isn't slowed down.
@@ -123,7 +124,8 @@ class Spans:
         self.n_calls += 1
         self._n_in_block += 1
         is_cold = self._n_in_block <= _N_COLD and now < self._block_begun + _SECONDS_COLD
-        self.counts_as = AWAITED if self.mode is THEIRS and is_cold else self.mode
+        may_be_cold = self.mode in (THEIRS, AWAITED)
+        self.counts_as = _COLD if may_be_cold and is_cold else self.mode
         return OURS if self.mode is _PAUSE else self.mode
 
     def end_call(self, result: Any) -> None:
@@ -158,7 +160,7 @@ class Spans:
         if self.mode is OURS:
             return n >= (self._n_theirs or _MIN_CALLS)
         if self.mode is AWAITED:
-            return n >= _N_AWAITED or seconds >= _MANY_SECONDS
+            return n >= _N_AWAITED or (seconds >= _MIN_SECONDS and n >= 2)
         is_long = seconds >= _MIN_SECONDS and n >= _MIN_CALLS
         return is_long or (seconds >= _MANY_SECONDS and n >= 2)
 
