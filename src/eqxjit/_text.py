@@ -7,6 +7,9 @@ import traceback
 import types
 from typing import Any
 
+# A trial replaces `signal.getsignal`, to give way to programs that call it.
+_getsignal = signal.getsignal
+
 # The setting of a switch, by the value of its environment variable in lower case.
 _SETTINGS = {
     "": None,
@@ -65,7 +68,7 @@ def comes_from_signal_handler(error: BaseException) -> bool:
     Python runs a handler in the middle of whatever the main thread does. The handler's error isn't
     an error of the interrupted code, so code that handles its own errors must let this one pass.
     """
-    handlers = [_code_of_handler(signal.getsignal(each)) for each in signal.valid_signals()]
+    handlers = [_code_of_handler(_getsignal(each)) for each in signal.valid_signals()]
     previous: types.FrameType | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         # Python passes a handler the frame that it interrupts. In the traceback, that frame comes

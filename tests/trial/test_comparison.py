@@ -5,6 +5,7 @@ import functools
 import gc
 import random
 import signal
+import textwrap
 import threading
 import time
 import weakref
@@ -16,6 +17,9 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support.processes import python
+
+X = jnp.ones(3)
 
 
 class Under:
@@ -483,16 +487,44 @@ def test_a_program_that_uses_alarms_gets_them_as_they_are(asks, capsys):
         signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
-def test_a_comparison_draws_none_of_the_programs_random_numbers():
+RANDOM = """
+    import random, sys, threading, time
+    import jax.numpy as jnp, numpy as np
+    import eqxjit
+
     def drawn_after_a_call():
         random.seed(0)
         np.random.seed(0)
         eqxjit.filter_jit(lambda x: x + random.random() + np.random.rand())(jnp.ones(3))
         return random.random(), np.random.rand()
 
+    def drawn_beside_calls():
+        np.random.seed(0)
+        calls = threading.Thread(target=lambda: [
+            eqxjit.filter_jit(lambda x: time.sleep(0.02) or x + n)(jnp.ones(3)) for n in range(20)
+        ])
+        calls.start()
+        drawn = []
+        while calls.is_alive():
+            drawn.append(np.random.rand())
+            time.sleep(0.001)
+        return drawn
+
     expected = drawn_after_a_call()
-    with eqxjit.trial():
+    with eqxjit.trial() as trial:
         assert drawn_after_a_call() == expected
+        assert not trial.is_wrong
+        drawn = drawn_beside_calls()
+    np.random.seed(0)
+    assert drawn == [*np.random.rand(len(drawn))]
+    print("as without a trial", file=sys.stderr)
+"""
+
+
+def test_a_comparison_draws_none_of_the_programs_random_numbers():
+    # In a process without other threads.
+    result = python("-c", textwrap.dedent(RANDOM))
+    assert result.stderr == "as without a trial\n", result.stderr
 
 
 scale = 2.0
@@ -601,3 +633,106 @@ def test_a_timeout_within_a_comparison_reaches_the_program():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert not trial.is_wrong
+
+
+# --- What must not differ from a run without a trial ----------------------------------------------
+
+
+@pytest.mark.parametrize("n_shapes", [2, 6])
+def test_equinox_serves_no_call_that_it_has_not_traced(n_shapes):
+    traces = []
+
+    def step(x):
+        traces.append(x.shape)
+        return x * len({*traces})
+
+    f = eqxjit.filter_jit(step)
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            f(jnp.ones(3))
+        for n in range(4, 4 + n_shapes):
+            assert f(jnp.ones(n))[0] == n - 2
+    [row] = trial.functions
+    assert len(row.differences) == 0
+    assert not trial.is_wrong
+
+
+def test_a_timeout_in_a_call_is_no_difference():
+    def time_out(*_):
+        raise TimeoutError
+
+    def step(x):
+        signal.raise_signal(signal.SIGUSR1)
+        return x
+
+    before = signal.signal(signal.SIGUSR1, time_out)
+    try:
+        with eqxjit.trial() as trial, pytest.raises(TimeoutError):
+            eqxjit.filter_jit(step)(jnp.ones(3))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not trial.is_wrong
+    assert trial.functions[0].compared == 0
+
+
+def test_a_function_that_draws_in_its_trace_differs_from_trace_to_trace():
+    def step(x):
+        return x + np.random.rand()
+
+    row, trial = tried(step, jnp.ones(3))
+    assert "from trace to trace" in row.effects
+    assert not trial.is_wrong
+
+
+def test_a_function_that_always_fails_is_compared_a_few_times():
+    def step(x):
+        raise KeyError("oh")
+
+    jitted = eqxjit.filter_jit(step)
+    with eqxjit.trial() as trial:
+        for _ in range(30):
+            with pytest.raises(KeyError):
+                jitted(jnp.ones(3))
+    assert not trial.is_wrong
+    assert trial.functions[0].compared <= 6
+
+
+def test_a_result_that_the_program_drops_is_freed():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    n_alive = 0
+    with eqxjit.trial():
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            ref = weakref.ref(f(X))
+            n_alive += ref() is not None
+    assert n_alive == 0
+
+
+def test_an_empty_trial_takes_no_negative_time():
+    with eqxjit.trial() as trial:
+        pass
+    assert trial.seconds >= 0
+
+
+def test_after_an_inner_trial_the_outer_one_goes_on():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    with eqxjit.trial() as outer:
+        with eqxjit.trial():
+            f(X)
+        for _ in range(5):
+            f(X)
+    assert outer.functions[0].calls >= 5
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+def test_a_program_may_replace_itself():
+    program = """
+        import os, sys, time
+        import eqxjit
+        with eqxjit.trial():
+            code = "import time; time.sleep(0.1); print('went on')"
+            os.execv(sys.executable, [sys.executable, "-c", code])
+    """
+    result = python("-c", textwrap.dedent(program))
+    assert (result.returncode, result.stdout) == (0, "went on\n"), result.stderr

@@ -5,18 +5,19 @@ import builtins
 import functools
 import inspect
 import itertools
-import linecache
 import sys
 import threading
 import time
 import types
 from collections import Counter, defaultdict
+from linecache import getlines
 from typing import Any
 
 import jax
 
 from .._core.wrapper import JitFunction
 from .._places import OUR_FILES, CallSite, is_jaxs, is_users
+from .._text import comes_from_signal_handler
 from .timer import Timer
 
 CALLS = "jitted calls"
@@ -115,18 +116,32 @@ class Sampler:
         if self.is_held:
             return
         self.hold(time.perf_counter())
-        self.places[self.place_of(frame)] += seconds
-        self._n_ticks += 1
-        if self._n_ticks % _ONE_IN == 0:
-            self._sample_others()
-        self.release(time.perf_counter())
+        place = PYTHON, NO_LINE
+        try:
+            place = self.place_of(frame)
+            self._n_ticks += 1
+            if self._n_ticks % _ONE_IN == 0:
+                self._sample_others()
+        except RecursionError:
+            # The program's stack is too deep for another call.
+            pass
+        except Exception as error:
+            # A class of the user's may raise an error if it is asked for an attribute.
+            if comes_from_signal_handler(error):
+                raise
+        finally:
+            self.places[place] += seconds
+            self.release(time.perf_counter())
 
     def _sample_others(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for ident, frame in sys._current_frames().items():
-            if ident != self._main:
-                place = _place_of(frame, self._entrance, may_read_locals=False)
-                self.others[names.get(ident, str(ident))][place] += 1
+        frames = sys._current_frames()
+        # A variable of this frame that refers to the frame itself would keep alive all that is on
+        # the stack.
+        del frames[self._main]
+        for ident, frame in frames.items():
+            place = _place_of(frame, self._entrance, may_read_locals=False)
+            self.others[names.get(ident, str(ident))][place] += 1
 
 
 def _place_of(
@@ -140,7 +155,7 @@ def _place_of(
         if code is entrance:
             # All frames further inside belong to the jitted call. The user's line is outside.
             line, is_call = None, True
-        elif line is None and is_users(code.co_filename):
+        elif line is None and is_users(code.co_filename) and _has_source(code.co_filename):
             line = CallSite(code.co_filename, _line_number(frame), code.co_qualname)
         elif line is None and is_jaxs(code.co_filename):
             # The last assignment counts: the outermost JAX function inside the user's line, which
@@ -155,6 +170,11 @@ def _place_of(
     if innermost is None or innermost.f_code.co_filename.startswith(OUR_FILES):
         return PYTHON, line
     return _kind_of_call(innermost, may_read_locals), line
+
+
+def _has_source(filename: str) -> bool:
+    # Libraries generate code, too, whose file is "<string>", for example.
+    return not filename.startswith("<") or filename == "<stdin>" or bool(getlines(filename))
 
 
 def _line_number(frame: types.FrameType) -> int:
@@ -201,7 +221,7 @@ def _call_at(code: types.CodeType, offset: int) -> ast.Call | None:
     first, last, start, stop = next(positions, (None,) * 4)
     if first is None or last is None or start is None or stop is None:
         return None
-    lines = [line.encode() for line in linecache.getlines(code.co_filename)[first - 1 : last]]
+    lines = [line.encode() for line in getlines(code.co_filename)[first - 1 : last]]
     if not lines:
         return None
     # The columns count bytes.

@@ -10,9 +10,9 @@ between calls, because it uses more of the CPU's caches.
 """
 
 import dataclasses
-import statistics
 import sys
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
@@ -34,7 +34,8 @@ _COLD = "cold"
 _N_COLD, _SECONDS_COLD = 6, 0.005
 
 # A block of Equinox's has at least this many calls, and takes at least this many seconds. If calls
-# are slow, two are enough after this many seconds. The block of eqxjit's has as many calls.
+# are slow, two are enough after this many seconds. The block of eqxjit's has at least as many, and
+# takes at least half of the seconds.
 _MIN_CALLS, _MIN_SECONDS, _MANY_SECONDS = 8, 0.02, 0.1
 
 # A block of calls that are awaited has this many, or if they are slow, takes `_MIN_SECONDS`.
@@ -51,18 +52,45 @@ class _Sum:
 
     - `n`: how many there were.
     - `total`: how many seconds they took together.
-    - `waited`: the part of `total` in which the trial waited for results at the end of blocks.
-    - `latest`: the seconds of each of the latest spans, without waiting at the end of blocks.
+    - `waited`: the part of `total` in which the trial waited for results.
+    - `blocks`: the seconds of the spans of each of the latest blocks, without that waiting, and
+        their number.
     - `places`: the seconds that the samples found in each place.
     """
 
     n: int = 0
     total: float = 0.0
     waited: float = 0.0
-    latest: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=5_000))
+    blocks: deque[tuple[float, int]] = dataclasses.field(
+        default_factory=lambda: deque(maxlen=2_000)
+    )
     places: defaultdict[Place, float] = dataclasses.field(
         default_factory=lambda: defaultdict(float)
     )
+    _block: int = -1
+
+    def add(self, seconds: float, waited: float, block: int) -> None:
+        """Add a span, which belongs to the block of this number."""
+        self.n += 1
+        self.total += seconds + waited
+        self.waited += waited
+        if block != self._block:
+            self._block = block
+            self.blocks.append((0.0, 0))
+        total, n = self.blocks[-1]
+        self.blocks[-1] = total + seconds, n + 1
+
+    @property
+    def mean(self) -> float:
+        """The mean seconds of a span."""
+        # Leave out a quarter of the blocks at each end. The slow ones may have been interrupted by
+        # something rare, such as garbage collection. The trial waits at the end of a block, as
+        # part of one span, but for the results of all.
+        ordered = sorted(self.blocks, key=lambda block: block[0] / block[1])
+        n_outer = len(ordered) // 4
+        kept = ordered[n_outer : len(ordered) - n_outer]
+        seconds = sum(total for total, _ in kept) / sum(n for _, n in kept)
+        return seconds + self.waited / self.n
 
 
 # The spans between two functions, by mode.
@@ -92,14 +120,17 @@ class Spans:
         # The span under way: the function that it began with, and when, by the sampler's clock.
         self._function: Hashable = None
         self._begun = 0.0
+        # How long the trial has waited for results in it, by the machine's clock.
+        self._waited = 0.0
         # How many calls the spans before it have had.
         self._n_before = 0
         # The block under way: how many calls it has had, when it began, and whether it is over.
         self._n_in_block = 0
         self._block_begun = 0.0
         self._is_over = False
-        # What its last call has returned.
-        self._last: Any = None
+        self._n_blocks = 0
+        # The arrays that its last call has returned.
+        self._last = list[weakref.ref[jax.Array]]()
         # The series of blocks under way: when it began, and how many calls Equinox has served.
         self._series_begun = 0.0
         self._n_theirs = 0
@@ -111,14 +142,11 @@ class Spans:
 
     def begin_call(self, function: Hashable) -> str:
         """Begin a span with a call of a function, and return the mode of the call."""
-        now = time.perf_counter()
-        waited = 0.0
         if self._is_over:
             # Otherwise the next block would wait for what this block has left to compute.
-            wait_for(self._last)
-            waited = time.perf_counter() - now
-            now += waited
-        self._end_span(function, waited)
+            self.wait_for([array for ref in self._last if (array := ref()) is not None])
+        self._end_span(function)
+        now = time.perf_counter()
         if self._is_over:
             self._begin_block(now)
         self.n_calls += 1
@@ -132,7 +160,15 @@ class Spans:
         """Note what the call has returned."""
         self._is_over = self._is_block_over(time.perf_counter())
         if self._is_over:
-            self._last = result
+            # By weak references, because the program may drop them before the next call.
+            arrays = [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)]
+            self._last = [weakref.ref(array) for array in arrays]
+
+    def wait_for(self, result: Any) -> None:
+        """Wait for arrays as part of the span under way, because the program would have waited."""
+        begun = time.perf_counter()
+        wait_for(result)
+        self._waited += time.perf_counter() - begun
 
     def abandon(self) -> None:
         """End the blocks for now, because a trace or a comparison has spoiled what follows."""
@@ -148,8 +184,7 @@ class Spans:
 
     def end(self) -> None:
         """End the span under way, because the trial ends."""
-        self._last = None
-        self._end_span(None, 0.0)
+        self._end_span(None)
 
     # --- Blocks -------------------------------------------------------------------------------
 
@@ -158,7 +193,7 @@ class Spans:
             return now >= self.paused_until
         n, seconds = self._n_in_block, now - self._block_begun
         if self.mode is OURS:
-            return n >= (self._n_theirs or _MIN_CALLS)
+            return n >= (self._n_theirs or _MIN_CALLS) and seconds >= _MIN_SECONDS / 2
         if self.mode is AWAITED:
             return n >= _N_AWAITED or (seconds >= _MIN_SECONDS and n >= 2)
         is_long = seconds >= _MIN_SECONDS and n >= _MIN_CALLS
@@ -166,7 +201,7 @@ class Spans:
 
     def _begin_block(self, now: float) -> None:
         self._is_over = False
-        self._last = None
+        self._n_blocks += 1
         if self.mode is _PAUSE:
             self.mode = THEIRS if self._can_swap() else AWAITED
             self.paused_until = 0.0
@@ -190,22 +225,15 @@ class Spans:
 
     # --- Spans --------------------------------------------------------------------------------
 
-    def _end_span(self, function: Hashable, waited: float) -> None:
-        """End the span under way, because a function is called.
-
-        `waited` are the seconds for which the trial has waited for results at the end of a block.
-        They are part of the span although the clock stood, because the program would have waited.
-        """
-        sampler = self._sampler
-        pair = None if self.counts_as is _PAUSE else (self._function, function)
-        found = self._alike[pair][self.counts_as]
+    def _end_span(self, function: Hashable) -> None:
+        """End the span under way, because a function is called."""
+        sampler, waited = self._sampler, self._waited
         now = sampler.clock()
         overhead = self.overhead * (self.n_calls - self._n_before)
         seconds = now - self._begun - overhead
-        found.n += 1
-        found.total += seconds + waited
-        found.waited += waited
-        found.latest.append(seconds)
+        pair = None if self.counts_as is _PAUSE else (self._function, function)
+        found = self._alike[pair][self.counts_as]
+        found.add(seconds, waited, self._n_blocks)
         places, sampler.places = sampler.places, defaultdict(float)
         calls = sum(spent for (kind, _), spent in places.items() if kind is CALLS)
         for place, spent in places.items():
@@ -215,12 +243,13 @@ class Spans:
             _, line = sampler.place_of(sys._getframe())
             found.places[WAITING, line] += waited
         self._function, self._begun, self._n_before = function, now, self.n_calls
+        self._waited = 0.0
 
     # --- Figures ------------------------------------------------------------------------------
 
     @property
     def seconds(self) -> float:
-        """The seconds that all spans would take under eqxjit."""
+        """The seconds that all spans would take under eqxjit, as far as eqxjit served any alike."""
         return sum(found.total * weight for found, weight in self._weighted())
 
     @property
@@ -240,7 +269,7 @@ class Spans:
             if OURS in alike and THEIRS in alike:
                 n_alike = sum(found.n for found in alike.values())
                 n += n_alike
-                seconds += n_alike * (_mean(alike[THEIRS]) - _mean(alike[OURS]))
+                seconds += n_alike * (alike[THEIRS].mean - alike[OURS].mean)
         return self.n_calls * seconds / n if n else float("nan")
 
     def _weighted(self) -> Iterable[tuple[_Sum, float]]:
@@ -253,13 +282,6 @@ class Spans:
                 yield alike[OURS], sum(found.n for found in alike.values()) / alike[OURS].n
             else:
                 yield from ((found, 1.0) for found in alike.values())
-
-
-def _mean(found: _Sum) -> float:
-    # Without the longest and the shortest tenth, because other programs use the CPU now and then.
-    ordered = sorted(found.latest)
-    n_outer = len(ordered) // 10
-    return statistics.fmean(ordered[n_outer : len(ordered) - n_outer]) + found.waited / found.n
 
 
 def wait_for(result: Any) -> None:

@@ -25,6 +25,7 @@ from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
 from .._places import trim
+from .._text import comes_from_signal_handler
 from .sampler import COMPILING, Sampler
 from .spans import AWAITED, OURS, THEIRS, Spans, wait_for
 from .tried import N_FIRST, Outcome, Parts, Prints, Tried, tried_of, upstream
@@ -126,7 +127,8 @@ class Swap:
         self._seen: set[Any] = set()
         # The ends of the latest phases, and the seconds of each.
         self._phases: deque[tuple[float, float]] = deque(maxlen=1_000)
-        self._intercepted: dict[int, weakref.ref[Any]] = {}
+        # The wrappers, and their interceptors, by the wrapper's `id`.
+        self._intercepted: dict[int, tuple[weakref.ref[Any], Interceptor]] = {}
 
     # --- Interception -------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ class Swap:
         for wrapper in _all_wrappers():
             self._intercept(wrapper)
         JitFunction.__init__ = init  # type: ignore[method-assign]
+        _running.append(self)
         listeners.append(self._observe)
         self.sampler.start()
         try:
@@ -153,9 +156,15 @@ class Swap:
             self.spans.end()
             listeners.remove(self._observe)
             JitFunction.__init__ = make
-            for wrapper in [ref() for ref in [*self._intercepted.values()]]:
+            _running.remove(self)
+            for ref, _ in [*self._intercepted.values()]:
+                wrapper = ref()
                 if wrapper is not None:
-                    _set_interceptor(wrapper, None)
+                    # Another trial may be running, around this one.
+                    outer = [swap._intercepted.get(id(wrapper)) for swap in _running]
+                    _set_interceptor(wrapper, outer[-1][1] if outer and outer[-1] else None)
+            # Otherwise a later trial would intercept the copies, too.
+            self._intercepted.clear()
 
     def _intercept(self, wrapper: Any) -> None:
         self.thread.is_copying = True
@@ -163,10 +172,12 @@ class Swap:
             ours = copy.copy(wrapper)
         finally:
             self.thread.is_copying = False
-        _set_interceptor(wrapper, Interceptor(self, ours))
-        # Not a `WeakSet`, because the hash of a wrapper is that of its arrays.
+        interceptor = Interceptor(self, ours)
+        _set_interceptor(wrapper, interceptor)
+        # Not a `WeakKeyDictionary`, because the hash of a wrapper is that of its arrays.
         key, intercepted = id(wrapper), self._intercepted
-        intercepted[key] = weakref.ref(wrapper, lambda _: intercepted.pop(key, None))
+        ref = weakref.ref(wrapper, lambda _: intercepted.pop(key, None))
+        intercepted[key] = ref, interceptor
 
     def _overhead(self) -> float:
         """Return the seconds by which an interceptor prolongs a call during a pause."""
@@ -179,7 +190,7 @@ class Swap:
         for called in (interceptor, _nothing):
             _set_interceptor(outer, called)
             seconds.append(min(timeit.repeat(lambda: outer(0, 0), number=200)) / 200)
-        self.spans.paused_until = 0.0
+        self.spans.paused_until, self.spans.n_calls = 0.0, 0
         return seconds[0] - seconds[1]
 
     # --- A call -------------------------------------------------------------------------------
@@ -201,10 +212,10 @@ class Swap:
             given = tried.copies_for(compared)
             is_compared = compared is not None and given is not None
             with Prints() if is_compared else contextlib.nullcontext() as prints:
-                # A call that is compared is awaited. Otherwise Equinox would wait for what the
-                # calls before it have left to compute, in time that doesn't count.
-                is_awaited = served_by is AWAITED or is_compared
-                outcome, seconds = self._serve(to, served_by, is_awaited, args, kwargs)
+                outcome, seconds = self._serve(to, served_by, args, kwargs)
+            if is_main and is_compared:
+                # Otherwise Equinox would wait for what the calls so far have left to compute.
+                spans.wait_for(outcome.result)
             if is_main and (is_compared or thread.has_compiled):
                 spans.abandon()
             self._account(tried, served_by, outcome, seconds)
@@ -235,7 +246,7 @@ class Swap:
         if not self.thread.is_main:
             return self._random.random() < 1 / _ONE_IN, OURS
         # The first call after each pause.
-        is_random = self.spans.is_pause_over(now)
+        is_random = self.is_steady and self.spans.is_pause_over(now)
         return is_random, self.spans.begin_call((tried.name, tried.site))
 
     def _can_swap(self) -> bool:
@@ -255,9 +266,7 @@ class Swap:
             mode = OURS
         return mode, None
 
-    def _serve(
-        self, to: Interceptor, mode: str, is_awaited: bool, args: Any, kwargs: Any
-    ) -> tuple[Outcome, float]:
+    def _serve(self, to: Interceptor, mode: str, args: Any, kwargs: Any) -> tuple[Outcome, float]:
         """Return the outcome of a call, and its seconds."""
         __tracebackhide__ = True
         thread, sampler = self.thread, self.sampler
@@ -268,9 +277,12 @@ class Swap:
             sampler.release(start)
         try:
             outcome = Outcome(served(*args, **kwargs), None)
-            if is_awaited:
+            if mode is AWAITED:
                 wait_for(outcome.result)
         except Exception as error:
+            if comes_from_signal_handler(error):
+                # It is none of the function's errors, and the call isn't compared.
+                raise
             outcome = Outcome(None, error)
         end = time.perf_counter()
         if thread.is_main:
@@ -300,6 +312,8 @@ class Swap:
         table = ours._function.table
         if table not in self.tried:
             self.tried[table] = tried_of(ours)
+            if not self._compares:
+                self.tried[table].n_due = 0
         return self.tried[table]
 
     def compare_afterwards(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
@@ -312,8 +326,10 @@ class Swap:
         traces, thread.traces = thread.traces, ()
         if traces[-1] not in tried.traces:
             tried.traces.append(traces[-1])
+        if not self._compares:
+            return
         tried.n_due = N_FIRST
-        if not self._compares or tried.donates or not tried.is_comparable:
+        if tried.donates or not tried.is_comparable:
             return
         is_held = self.sampler.is_held or not thread.is_main
         if not is_held:
@@ -354,6 +370,10 @@ class Swap:
             self._seen.add(key)
             self.startup += seconds
             sampler.leave_out(seconds)
+
+
+# The trials that are running, outermost first.
+_running: list[Swap] = []
 
 
 def _nothing(*_: Any) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import random
 import signal
 import threading
@@ -21,11 +22,19 @@ _INTERVALS = 1e-3, 3e-3
 _USES_OF_ALARMS: dict[str, int | None] = {}
 if hasattr(signal, "setitimer"):
     _USES_OF_ALARMS = {
-        **dict.fromkeys(("alarm", "pause")),
+        **dict.fromkeys(("alarm", "pause", "sigwait", "sigwaitinfo", "sigtimedwait")),
         **dict.fromkeys(("setitimer", "getitimer"), int(signal.ITIMER_REAL)),
         **dict.fromkeys(("signal", "getsignal", "siginterrupt"), int(signal.SIGALRM)),
+        # A program that replaces itself by another one leaves it the timer, but not the handler.
+        **dict.fromkeys(("execv", "execve")),
     }
-_signal: dict[str, Any] = {name: getattr(signal, name) for name in _USES_OF_ALARMS}
+_functions: dict[str, tuple[Any, Any]] = {
+    name: (module, getattr(module, name))
+    for name in _USES_OF_ALARMS
+    for module in (signal, os)
+    if hasattr(module, name)
+}
+_signal = {name: function for name, (_, function) in _functions.items()}
 
 
 class Timer:
@@ -66,8 +75,8 @@ class Timer:
             # A trial within another trial.
             return
         self.is_on = self.has_run = True
-        for name, first in _USES_OF_ALARMS.items():
-            self._yield_before(name, first)
+        for name in _functions:
+            self._yield_before(name)
         self._handler = _signal["signal"](signal.SIGALRM, self._on_alarm)
         # Python retries its own system calls after an alarm. With this flag, the system retries
         # most of those that C libraries make, which would otherwise fail.
@@ -86,8 +95,8 @@ class Timer:
         if self.is_on:
             self.is_on = False
             _signal["setitimer"](signal.ITIMER_REAL, 0)
-            for name, function in _signal.items():
-                setattr(signal, name, function)
+            for name, (module, function) in _functions.items():
+                setattr(module, name, function)
         is_main = threading.current_thread() is threading.main_thread()
         # If the program has set a handler of its own meanwhile, keep that handler. The timer hasn't
         # noticed it if the program imported `signal.signal` by name before the trial.
@@ -98,9 +107,10 @@ class Timer:
                 left = max(1e-6, self._alarm - time.perf_counter())
                 _signal["setitimer"](signal.ITIMER_REAL, left, self._repeat)
 
-    def _yield_before(self, name: str, first: int | None) -> None:
-        """Have a function of `signal` stop the timer before it does something with alarms."""
-        called = _signal[name]
+    def _yield_before(self, name: str) -> None:
+        """Have a function stop the timer before it does something with alarms."""
+        module, called = _functions[name]
+        first = _USES_OF_ALARMS[name]
 
         @functools.wraps(called)
         def stopping(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +118,7 @@ class Timer:
                 self._yield()
             return called(*args, **kwargs)
 
-        setattr(signal, name, stopping)
+        setattr(module, name, stopping)
 
     def _yield(self) -> None:
         self.has_yielded |= self.is_on
@@ -128,8 +138,10 @@ class Timer:
             interval = self._random.uniform(*_INTERVALS)
             self._due += interval
             seconds += interval
-        self._tick(frame, seconds)
-        self._set()
+        try:
+            self._tick(frame, seconds)
+        finally:
+            self._set()
 
     def _set(self) -> tuple[float, float]:
         """Have the system send the next tick, and return the seconds of the alarm set before."""

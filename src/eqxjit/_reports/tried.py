@@ -15,6 +15,7 @@ import numpy as np
 
 from .._compat import UpstreamWrapper, upstream_filter_jit
 from .._core.wrapper import JitFunction, filter_jit
+from .._diagnostics import waiting
 from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
 from .._spec.static_key import interchangeable
@@ -42,6 +43,12 @@ class Parts(NamedTuple):
     arrays: list[Any]
     statics: list[Any]
 
+    @property
+    def kind(self) -> Any:
+        """What calls for which the function is traced once have in common, but for statics."""
+        avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in self.arrays]
+        return self.spec, tuple(avals)
+
 
 class Outcome(NamedTuple):
     """The result of a call, or the error that it raised."""
@@ -67,8 +74,8 @@ class Tried:
     - `n_due`: how many of the next calls are looked at, because their structure may be new. Not
         positive if none is.
     - `compared`: how many calls were compared.
-    - `by_structure`: how many calls of each spec were compared.
-    - `statics`: the static objects of the first compared call of each spec.
+    - `by_kind`: how many calls of each kind were compared.
+    - `statics`: the static objects of the first compared call of each kind.
     - `unequal`: the first difference found at each path.
     - `known`: a documented difference, or why the comparison gave no result; empty if there is
         neither.
@@ -85,7 +92,7 @@ class Tried:
     calls: int = 0
     n_due: int = N_FIRST
     compared: int = 0
-    by_structure: Counter[Any] = dataclasses.field(default_factory=Counter)
+    by_kind: Counter[Any] = dataclasses.field(default_factory=Counter)
     statics: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
     unequal: dict[str, Unequal] = dataclasses.field(default_factory=dict)
     known: str = ""
@@ -132,16 +139,16 @@ class Tried:
                 self.effects, self.is_excluded = f"it reads a `{type(each).__name__}`", True
 
     def is_due(self, parts: Parts) -> bool:
-        """Return whether a call is one of the first calls of its structure."""
+        """Return whether a call is one of the first calls of its kind."""
         n_wanted = N_FIRST if self.has_traced(parts) else 2 * N_FIRST
-        return self.by_structure[parts.spec] < n_wanted
+        return self.by_kind[parts.kind] < n_wanted
 
     def has_traced(self, parts: Parts) -> bool:
-        """Return whether Equinox has traced this structure for the same static objects.
+        """Return whether Equinox has traced this kind of call for the same static objects.
 
         For static objects that are only equal, Equinox would return the objects that it has traced.
         """
-        known = self.statics.get(parts.spec)
+        known = self.statics.get(parts.kind)
         return known is not None and all(map(_may_replace, parts.statics, known))
 
     def copies_for(self, parts: Parts | None) -> list[Any] | None:
@@ -168,6 +175,12 @@ class Tried:
 
         `theirs` is `fun` under Equinox's `filter_jit`. `given` are copies of the call's arrays.
         """
+        # A trace may draw random numbers, which are the program's. While other threads run, what
+        # they draw meanwhile would be drawn once more.
+        states = None
+        others = [each for each in threading.enumerate() if each is not waiting.watcher]
+        if others == [threading.current_thread()]:
+            states = random.getstate(), np.random.get_state()
         try:
             self._compare(fun, theirs, parts, given, ours)
         except Exception as error:
@@ -175,13 +188,17 @@ class Tried:
             if comes_from_signal_handler(error):
                 raise
             self.known = self.effects = f"comparing it raises {type(error).__name__}: {error}"
+        finally:
+            if states is not None:
+                random.setstate(states[0])
+                np.random.set_state(states[1])
 
     def _compare(
         self, fun: Any, theirs: Any, parts: Parts, given: list[Any], ours: Outcome
     ) -> None:
         self.compared += 1
-        self.by_structure[parts.spec] += 1
-        self.statics.setdefault(parts.spec, parts.statics)
+        self.by_kind[parts.kind] += 1
+        self.statics.setdefault(parts.kind, parts.statics)
         of_equinox = self._run(theirs, parts, given)
         found = _differences(ours, of_equinox)
         if any(each.rounding is None for each in found):
@@ -208,8 +225,6 @@ class Tried:
     def _run(self, theirs: Any, parts: Parts, given: list[Any]) -> Outcome:
         arrays = self.copied(given)
         args, kwargs = combine(parts.spec, iter(arrays), iter(parts.statics))
-        # A trace may draw random numbers, which are the program's.
-        states = random.getstate(), np.random.get_state()
         with Prints(drops=True):
             try:
                 return Outcome(theirs(*args, **kwargs), None)
@@ -217,9 +232,6 @@ class Tried:
                 if comes_from_signal_handler(error):
                     raise
                 return Outcome(None, error)
-            finally:
-                random.setstate(states[0])
-                np.random.set_state(states[1])
 
 
 def tried_of(ours: Any) -> Tried:
@@ -281,11 +293,15 @@ class Prints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Another stream may be there, of the call or of another thread's comparison. That stream
-        # may refer to this one.
         self._drops = False
         if sys.stdout is self:
             sys.stdout = self._stream
+        # Another stream may be there, of the call or of another thread's comparison.
+        outer = sys.stdout
+        while isinstance(outer, Prints) and outer._stream is not self:
+            outer = outer._stream
+        if isinstance(outer, Prints):
+            outer._stream = self._stream
 
     def write(self, text: str) -> int:
         is_mine = threading.get_ident() == self._thread
