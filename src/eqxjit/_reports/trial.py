@@ -264,8 +264,8 @@ class Trial:
             )
         elif not sampler.timer.has_run:
             lines.append(
-                "Lines weren't sampled, because that needs the main thread and a system with "
-                "interval timers."
+                "Lines weren't sampled, because that needs the main thread, a system with interval "
+                "timers, and no other trial around this one."
             )
         for name, samples in sampler.others.items():
             [((kind, line), n)] = samples.most_common(1)
