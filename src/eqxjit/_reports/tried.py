@@ -45,7 +45,7 @@ class Parts(NamedTuple):
 
     @property
     def kind(self) -> Any:
-        """What calls for which the function is traced once have in common, but for statics."""
+        """The spec, and all of the arrays that a trace depends on."""
         avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in self.arrays]
         return self.spec, tuple(avals)
 
