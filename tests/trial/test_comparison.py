@@ -1,5 +1,6 @@
 """A trial compares results with Equinox's, and names each kind of difference with its path."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -31,6 +32,20 @@ class Under:
     def of_eqxjit(self):
         self.n_traces += 1
         return self.n_traces == 1
+
+
+@contextlib.contextmanager
+def timeouts(number):
+    """Have a signal raise `TimeoutError`."""
+
+    def time_out(*_):
+        raise TimeoutError
+
+    before = signal.signal(number, time_out)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def tried(function, *args, n=3, **options):
@@ -622,16 +637,12 @@ def test_a_timeout_within_a_comparison_reaches_the_program():
             time.sleep(1)
         return x
 
-    def time_out(*_):
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, time_out)
-    try:
-        with eqxjit.trial() as trial, pytest.raises(TimeoutError):
-            eqxjit.filter_jit(step)(jnp.ones(3))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with timeouts(signal.SIGALRM):
+        try:
+            with eqxjit.trial() as trial, pytest.raises(TimeoutError):
+                eqxjit.filter_jit(step)(jnp.ones(3))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     assert not trial.is_wrong
 
 
@@ -659,19 +670,12 @@ def test_equinox_serves_no_call_that_it_has_not_traced(n_shapes):
 
 
 def test_a_timeout_in_a_call_is_no_difference():
-    def time_out(*_):
-        raise TimeoutError
-
     def step(x):
         signal.raise_signal(signal.SIGUSR1)
         return x
 
-    before = signal.signal(signal.SIGUSR1, time_out)
-    try:
-        with eqxjit.trial() as trial, pytest.raises(TimeoutError):
-            eqxjit.filter_jit(step)(jnp.ones(3))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with timeouts(signal.SIGUSR1), eqxjit.trial() as trial, pytest.raises(TimeoutError):
+        eqxjit.filter_jit(step)(jnp.ones(3))
     assert not trial.is_wrong
     assert trial.functions[0].compared == 0
 

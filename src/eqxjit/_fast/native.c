@@ -381,7 +381,7 @@ typedef struct {
     Py_ssize_t n_arrays;
     Py_ssize_t n_statics;
     int has_others;         /* whether any of the arrays is neither JAX's own nor a NumPy scalar */
-    PyObject **block;       /* memory for a spare pointer (see `match_call`), then the arrays, then the static objects */
+    PyObject **block;       /* memory for a spare pointer (see `match_call`), then the arrays, then the statics */
     PyObject *small[N_SLOTS]; /* the block of a walk that needs no more than this */
     Py_ssize_t n_block;
 } Walk;
@@ -1069,8 +1069,8 @@ static void choose_error(State *state, PyObject *error) {
         set_error(error);
         return;
     }
-    /* A timeout, an interrupt or an exit must not be lost. Its context is the error of the call, as if it were raised in an
-       `except` block. */
+    /* A timeout, an interrupt or an exit must not be lost. Its context is the error of the call, as if it were raised
+       in an `except` block. */
     PyObject *interrupt = take_error();
     PyObject *context = PyException_GetContext(interrupt);
     if (context == NULL) PyException_SetContext(interrupt, error);

@@ -157,12 +157,13 @@ class Swap:
             listeners.remove(self._observe)
             JitFunction.__init__ = make
             _running.remove(self)
+            # Another trial may be running, around this one.
+            outer = _running[-1]._intercepted if _running else {}
             for ref, _ in [*self._intercepted.values()]:
                 wrapper = ref()
                 if wrapper is not None:
-                    # Another trial may be running, around this one.
-                    outer = [swap._intercepted.get(id(wrapper)) for swap in _running]
-                    _set_interceptor(wrapper, outer[-1][1] if outer and outer[-1] else None)
+                    _, interceptor = outer.get(id(wrapper), (None, None))
+                    _set_interceptor(wrapper, interceptor)
             # Otherwise a later trial would intercept the copies, too.
             self._intercepted.clear()
 
@@ -242,7 +243,7 @@ class Swap:
             del error, outcome
 
     def _begin(self, tried: Tried, now: float) -> tuple[bool, str]:
-        """Return whether a call is to be compared by chance, and in which mode it is served."""
+        """Return whether a call is compared even if it is none of the first, and its mode."""
         if not self.thread.is_main:
             return self._random.random() < 1 / _ONE_IN, OURS
         # The first call after each pause.
@@ -335,10 +336,9 @@ class Swap:
         if not is_held:
             self.sampler.hold(time.perf_counter())
         parts = tried.parts_of(args, kwargs)
-        if parts is not None:
-            given = tried.copies_for(parts)
-            if given is not None:
-                tried.compare(to.ours.__wrapped__, to.theirs, parts, given, Outcome(result, None))
+        given = tried.copies_for(parts)
+        if parts is not None and given is not None:
+            tried.compare(to.ours.__wrapped__, to.theirs, parts, given, Outcome(result, None))
         if not is_held:
             self.sampler.release(time.perf_counter())
 

@@ -34,7 +34,7 @@ _functions: dict[str, tuple[Any, Any]] = {
     for module in (signal, os)
     if hasattr(module, name)
 }
-_signal = {name: function for name, (_, function) in _functions.items()}
+_original = {name: function for name, (_, function) in _functions.items()}
 
 
 class Timer:
@@ -70,17 +70,17 @@ class Timer:
         is_main = threading.current_thread() is threading.main_thread()
         if not (is_main and _USES_OF_ALARMS):
             return
-        handler = _signal["getsignal"](signal.SIGALRM)
+        handler = _original["getsignal"](signal.SIGALRM)
         if isinstance(getattr(handler, "__self__", None), Timer):
             # A trial within another trial.
             return
         self.is_on = self.has_run = True
         for name in _functions:
             self._yield_before(name)
-        self._handler = _signal["signal"](signal.SIGALRM, self._on_alarm)
+        self._handler = _original["signal"](signal.SIGALRM, self._on_alarm)
         # Python retries its own system calls after an alarm. With this flag, the system retries
         # most of those that C libraries make, which would otherwise fail.
-        _signal["siginterrupt"](signal.SIGALRM, False)
+        _original["siginterrupt"](signal.SIGALRM, False)
         self._due = time.perf_counter()
         left, self._repeat = self._set()
         if left:
@@ -94,18 +94,18 @@ class Timer:
         """
         if self.is_on:
             self.is_on = False
-            _signal["setitimer"](signal.ITIMER_REAL, 0)
+            _original["setitimer"](signal.ITIMER_REAL, 0)
             for name, (module, function) in _functions.items():
                 setattr(module, name, function)
         is_main = threading.current_thread() is threading.main_thread()
         # If the program has set a handler of its own meanwhile, keep that handler. The timer hasn't
         # noticed it if the program imported `signal.signal` by name before the trial.
-        if is_main and self.has_run and _signal["getsignal"](signal.SIGALRM) == self._on_alarm:
+        if is_main and self.has_run and _original["getsignal"](signal.SIGALRM) == self._on_alarm:
             # It is None if code in C had set it before Python began.
-            _signal["signal"](signal.SIGALRM, self._handler or signal.SIG_DFL)
+            _original["signal"](signal.SIGALRM, self._handler or signal.SIG_DFL)
             if self._alarm < math.inf:
                 left = max(1e-6, self._alarm - time.perf_counter())
-                _signal["setitimer"](signal.ITIMER_REAL, left, self._repeat)
+                _original["setitimer"](signal.ITIMER_REAL, left, self._repeat)
 
     def _yield_before(self, name: str) -> None:
         """Have a function stop the timer before it does something with alarms."""
@@ -146,4 +146,4 @@ class Timer:
     def _set(self) -> tuple[float, float]:
         """Have the system send the next tick, and return the seconds of the alarm set before."""
         left = max(1e-6, self._due - time.perf_counter())
-        return _signal["setitimer"](signal.ITIMER_REAL, left)
+        return _original["setitimer"](signal.ITIMER_REAL, left)

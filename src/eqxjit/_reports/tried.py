@@ -24,7 +24,7 @@ from .._text import comes_from_signal_handler
 from .comparison import Unequal, compare, compare_errors
 from .spans import AWAITED, OURS, THEIRS
 
-#: How many calls of each structure are compared first.
+#: How many calls of each kind are compared first.
 N_FIRST = 3
 
 # Equinox's own functions. The first is in a `partial`, because `install` replaces the plain
@@ -37,17 +37,15 @@ _STATEFUL = np.random.Generator, np.random.RandomState, random.Random, io.IOBase
 
 
 class Parts(NamedTuple):
-    """The arguments of a call: their spec, their arrays, and their static objects."""
+    """The arguments of a call: their spec, their arrays, and their static objects.
+
+    `kind` is the spec, and all of the arrays that a trace depends on.
+    """
 
     spec: Any
     arrays: list[Any]
     statics: list[Any]
-
-    @property
-    def kind(self) -> Any:
-        """The spec, and all of the arrays that a trace depends on."""
-        avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in self.arrays]
-        return self.spec, tuple(avals)
+    kind: Any
 
 
 class Outcome(NamedTuple):
@@ -71,8 +69,8 @@ class Tried:
     - `is_excluded`: whether no call may run under Equinox.
     - `was_traced`: whether eqxjit traced the function before the trial.
     - `calls`: how often the function was called.
-    - `n_due`: how many of the next calls are looked at, because their structure may be new. Not
-        positive if none is.
+    - `n_due`: how many of the next calls are looked at, because their kind may be new. Not positive
+        if none is.
     - `compared`: how many calls were compared.
     - `by_kind`: how many calls of each kind were compared.
     - `statics`: the static objects of the first compared call of each kind.
@@ -123,7 +121,9 @@ class Tried:
         if self.is_excluded:
             return None
         try:
-            parts = Parts(*split((args, kwargs)))
+            spec, arrays, statics = split((args, kwargs))
+            avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in arrays]
+            parts = Parts(spec, arrays, statics, (spec, tuple(avals)))
         except Exception as error:
             if comes_from_signal_handler(error):
                 raise
