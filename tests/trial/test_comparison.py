@@ -669,6 +669,29 @@ def test_equinox_serves_no_call_that_it_has_not_traced(n_shapes):
     assert not trial.is_wrong
 
 
+def scaled_by(scale):
+    return eqxjit.filter_jit(lambda x: (x * scale.factor).sum())
+
+
+def test_each_shape_is_traced_when_the_program_first_calls_it():
+    a, b = jnp.ones(3), jnp.ones(4)
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            scale = Scale()
+            f = scaled_by(scale)
+            for _ in range(100):
+                f(a)
+            f(b)
+            # Without effect, because both shapes are traced.
+            scale.factor = 2.0
+            assert {float(f(b if i % 2 else a)) for i in range(1_000)} == {3.0, 4.0}
+    assert not trial.is_wrong
+
+
+class Scale:
+    factor = 1.0
+
+
 def test_a_timeout_in_a_call_is_no_difference():
     def step(x):
         signal.raise_signal(signal.SIGUSR1)
@@ -740,3 +763,37 @@ def test_a_program_may_replace_itself():
     """
     result = python("-c", textwrap.dedent(program))
     assert (result.returncode, result.stdout) == (0, "went on\n"), result.stderr
+
+
+class Sleep(dict):
+    """A configuration that raises if it is asked for an attribute that it hasn't."""
+
+    __getattr__ = dict.__getitem__
+    __call__ = staticmethod(time.sleep)
+
+
+def test_no_error_of_the_sampler_reaches_the_program():
+    f, sleep = eqxjit.filter_jit(lambda x: x + 1), Sleep()
+    with eqxjit.trial() as trial:
+        for _ in range(60):
+            f(X)
+            sleep(0.005)
+    assert trial.functions[0].calls == 60
+
+
+def test_errors_that_the_trial_handles_do_not_end_sampling():
+    step = eqxjit.filter_jit(lambda x: x + 1, donate="all")
+    reset = jax.jit(lambda x: 0 * x, donate_argnums=0)
+    x = jnp.zeros(3)
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            # The result of the last call of a block is deleted before the trial waits for it.
+            x = reset(step(x))
+    assert "sampled" not in str(trial)
+    with eqxjit.trial() as trial:
+        step(x), step(jnp.zeros(3))
+        for _ in range(10):
+            with pytest.raises(Exception, match="deleted"):
+                step(x)
+    assert "sampled" not in str(trial)

@@ -236,3 +236,17 @@ def test_a_long_call_into_c_has_all_its_time():
         source = ["", *file]
     in_c = sum(line.share for line in lines if "sum(numbers)" in source[line.line.line])
     assert in_c > 0.2
+
+
+def test_generated_code_counts_for_the_line_that_calls_it():
+    namespace = {}
+    exec(compile("def work():\n    for _ in range(9999): pass", "<generated>", "exec"), namespace)
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        double(X)
+        double(X)
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            namespace["work"]()
+    assert share_of(trial, "Python") > 0.6
+    assert "<generated>" not in str(trial)
