@@ -141,7 +141,9 @@ class Timer:
         try:
             self._tick(frame, seconds)
         finally:
-            self._set()
+            # Another thread may have stopped the timer meanwhile, to set an alarm of its own.
+            if self.is_on:
+                self._set()
 
     def _set(self) -> tuple[float, float]:
         """Have the system send the next tick, and return the seconds of the alarm set before."""
