@@ -16,7 +16,7 @@ PROGRAM = """
         return 2 * x
 
     if __name__ == "__main__":
-        for _ in range(3000):
+        for _ in range(10_000):
             x = double(jnp.ones(3))
         print("arguments:", sys.argv[1:])
 """

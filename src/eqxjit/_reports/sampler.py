@@ -56,6 +56,7 @@ class Sampler:
     - `places`: the seconds spent in each place since `Spans` has last taken them.
     - `others`: how often each other thread was found in each place, by the thread's name.
     - `timer`: the timer that interrupts the main thread.
+    - `offset`: by how much the clock is behind `time.perf_counter` while it runs.
     """
 
     def __init__(self, entrance: types.CodeType):
@@ -65,15 +66,13 @@ class Sampler:
         self.timer = Timer(self._tick)
         self._entrance = entrance
         self._main = threading.get_ident()
-        self._begun = 0.0
+        self.offset = 0.0
         # When the clock was stopped; None while it runs.
         self._stopped: float | None = None
-        # How many seconds the clock was stopped in all.
-        self._held = 0.0
         self._n_ticks = 0
 
     def start(self) -> None:
-        self._begun = time.perf_counter()
+        self.offset = time.perf_counter()
         self.timer.start()
 
     def stop(self) -> None:
@@ -94,17 +93,17 @@ class Sampler:
     def release(self, now: float) -> None:
         """Let the clock run again."""
         if self._stopped is not None:
-            self._held += now - self._stopped
+            self.offset += now - self._stopped
             self._stopped = None
 
     def clock(self) -> float:
         """Return the seconds since the start, without those for which the clock was held."""
         now = time.perf_counter() if self._stopped is None else self._stopped
-        return now - self._begun - self._held
+        return now - self.offset
 
     def leave_out(self, seconds: float) -> None:
         """Take some seconds that have passed off the clock."""
-        self._held += seconds
+        self.offset += seconds
 
     # --- Samples ------------------------------------------------------------------------------
 

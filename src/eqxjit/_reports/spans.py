@@ -10,11 +10,12 @@ between calls, because it uses more of the CPU's caches.
 """
 
 import dataclasses
+import itertools
 import sys
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -22,28 +23,29 @@ import jax
 from .._text import comes_from_signal_handler
 from .sampler import CALLS, WAITING, Place, Sampler
 
-#: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit.
+#: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit. Short
+#: blocks of the first two take turns with long blocks of the last.
 THEIRS, AWAITED, OURS = "theirs", "awaited", "ours"
 
-# By eqxjit as well, but the span isn't compared with others. Each pause is one such span.
-_PAUSE = "pause"
-
-# The first calls of a block after one of the other mode aren't timed, because the caches of the CPU
-# still hold other code and data: at most this many calls, in at most this many seconds.
+# The first calls of a short block aren't timed, because the caches of the CPU still hold the code
+# and the data of the other mode: at most this many calls, in at most this many seconds.
 _COLD = "cold"
 _N_COLD, _SECONDS_COLD = 6, 0.005
 
 # A block of Equinox's has at least this many calls, and takes at least this many seconds. If calls
-# are slow, two are enough after this many seconds. The block of eqxjit's has at least as many, and
-# takes at least half of the seconds.
+# are slow, two are enough after this many seconds.
 _MIN_CALLS, _MIN_SECONDS, _MANY_SECONDS = 8, 0.02, 0.1
 
 # A block of calls that are awaited has this many, or if they are slow, takes `_MIN_SECONDS`.
 _N_AWAITED = 16
 
-# A pause takes this many times as long as the blocks before it. After this many pauses, they become
-# longer and longer, so that a long run isn't slowed down.
-_PAUSE_FACTOR, _N_PAUSES = 1.5, 20
+# The first block of eqxjit's takes this many times as long as the short blocks before it, the
+# second twice this many times, and so on. So there are enough blocks in a short run, and a long run
+# isn't slowed down.
+_FACTOR = 3.0
+
+# At most this many calls of a block of eqxjit's are logged, the latest ones.
+_MAX_LOGGED = 20_000
 
 
 @dataclasses.dataclass
@@ -55,7 +57,7 @@ class _Sum:
     - `waited`: the part of `total` in which the trial waited for results.
     - `blocks`: the seconds of the spans of each of the latest blocks, without that waiting, and
         their number.
-    - `places`: the seconds that the samples found in each place.
+    - `places`: the seconds that the samples found in each place, unless the mode is `OURS`.
     """
 
     n: int = 0
@@ -69,16 +71,20 @@ class _Sum:
     )
     _block: int = -1
 
-    def add(self, seconds: float, waited: float, block: int) -> None:
+    def add(self, seconds: float, block: int) -> None:
         """Add a span, which belongs to the block of this number."""
         self.n += 1
-        self.total += seconds + waited
-        self.waited += waited
+        self.total += seconds
         if block != self._block:
             self._block = block
             self.blocks.append((0.0, 0))
         total, n = self.blocks[-1]
         self.blocks[-1] = total + seconds, n + 1
+
+    def add_waiting(self, seconds: float) -> None:
+        """Add time for which the trial waited at the end of a span."""
+        self.total += seconds
+        self.waited += seconds
 
     @property
     def mean(self) -> float:
@@ -102,28 +108,34 @@ class Spans:
 
     - `mode`: the mode of the block under way.
     - `counts_as`: the mode as which the span under way counts.
-    - `paused_until`: the time before which calls need not tell when they begin and end; 0 if there
-        is no pause.
+    - `log`: in a block of eqxjit's, each function that was called, followed by when, by the
+        sampler's clock. Not in pairs, because garbage collection would have to visit them.
+    - `logs_until`: the time until which calls need only be counted and logged. All calls after it
+        begin and end spans by `begin_call` and `end_call`.
     - `n_calls`: how many calls there were since start-up.
-    - `overhead`: the seconds by which the trial prolongs each call of a pause.
+    - `overhead`: the seconds by which the trial prolongs each call that is only logged.
     """
 
     def __init__(self, sampler: Sampler, can_swap: Callable[[], bool]):
         """`can_swap` tells whether Equinox can serve any calls."""
-        self.mode = self.counts_as = _PAUSE
-        self.paused_until = 0.0
+        self.mode = self.counts_as = OURS
+        self.log: deque[Any] = deque(maxlen=2 * _MAX_LOGGED)
+        self.logs_until = 0.0
         self.n_calls = 0
         self.overhead = 0.0
         self._sampler, self._can_swap = sampler, can_swap
-        # The spans between each two functions. Those that count as a pause are under `None`.
+        # The spans between each two functions.
         self._alike: defaultdict[Hashable, _Alike] = defaultdict(lambda: defaultdict(_Sum))
-        # The span under way: the function that it began with, and when, by the sampler's clock.
+        # The seconds of eqxjit's blocks, and what the samples found in them.
+        self._seconds = 0.0
+        self._places: defaultdict[Place, float] = defaultdict(float)
+        # The span under way, or all those under way that are only logged: the function that they
+        # began with, when, by the sampler's clock, and how many calls there were before.
         self._function: Hashable = None
         self._begun = 0.0
+        self._n_before = 0
         # How long the trial has waited for results in it, by the machine's clock.
         self._waited = 0.0
-        # How many calls the spans before it have had.
-        self._n_before = 0
         # The block under way: how many calls it has had, when it began, and whether it is over.
         self._n_in_block = 0
         self._block_begun = 0.0
@@ -131,17 +143,21 @@ class Spans:
         self._n_blocks = 0
         # The arrays that its last call has returned.
         self._last = list[weakref.ref[jax.Array]]()
-        # The series of blocks under way: when it began, and how many calls Equinox has served.
-        self._series_begun = 0.0
-        self._n_theirs = 0
-        self._n_pauses = 0
+        # The short blocks under way: when they began, and how often there were any.
+        self._short_begun = 0.0
+        self._n_short = 0
 
-    def is_pause_over(self, now: float) -> bool:
-        """Return whether a call is the first one after a pause."""
-        return self.mode is _PAUSE and not self._is_over and now >= self.paused_until
+    def is_first_after_log(self, now: float) -> bool:
+        """Return whether a call is the first one after a long block of eqxjit's."""
+        return self.mode is OURS and not self._is_over and now >= self.logs_until
 
     def begin_call(self, function: Hashable) -> str:
         """Begin a span with a call of a function, and return the mode of the call."""
+        if self._n_blocks and self.is_first_after_log(time.perf_counter()):
+            # It is logged, too, because it tells what the block has left to compute.
+            self.n_calls += 1
+            self.log.extend((function, self._sampler.clock()))
+            return OURS
         if self._is_over:
             # Otherwise the next block would wait for what this block has left to compute.
             self.wait_for([array for ref in self._last if (array := ref()) is not None])
@@ -152,9 +168,11 @@ class Spans:
         self.n_calls += 1
         self._n_in_block += 1
         is_cold = self._n_in_block <= _N_COLD and now < self._block_begun + _SECONDS_COLD
-        may_be_cold = self.mode in (THEIRS, AWAITED)
-        self.counts_as = _COLD if may_be_cold and is_cold else self.mode
-        return OURS if self.mode is _PAUSE else self.mode
+        self.counts_as = _COLD if is_cold and self.mode is not OURS else self.mode
+        if self.mode is OURS and self._n_blocks:
+            # The calls before the first block are compared.
+            self.log.extend((function, self._begun))
+        return self.mode
 
     def end_call(self, result: Any) -> None:
         """Note what the call has returned."""
@@ -170,15 +188,22 @@ class Spans:
         wait_for(result)
         self._waited += time.perf_counter() - begun
 
-    def abandon(self) -> None:
-        """End the blocks for now, because a trace or a comparison has spoiled what follows."""
-        self.counts_as = _PAUSE
-        if self.mode is not _PAUSE:
-            self._pause(time.perf_counter())
+    def abandon(self, has_compiled: bool) -> None:
+        """Compare the span under way with no others, because a trace or a comparison spoiled it.
+
+        `has_compiled` tells whether it was a trace.
+        """
+        self.counts_as = OURS
+        self.log.clear()
+        if self.mode is not OURS:
+            # A program may trace again and again, and one call after each block is compared.
+            self._begin_ours(time.perf_counter(), _MIN_SECONDS if has_compiled else 0.0)
 
     def restart(self, begun: float) -> None:
         """Forget all spans, and count the span under way from a time of the sampler's clock."""
         self._alike.clear()
+        self._places.clear()
+        self._seconds = 0.0
         self.n_calls, self._n_before = 1, 0
         self._begun = begun
 
@@ -189,11 +214,9 @@ class Spans:
     # --- Blocks -------------------------------------------------------------------------------
 
     def _is_block_over(self, now: float) -> bool:
-        if self.mode is _PAUSE:
-            return now >= self.paused_until
-        n, seconds = self._n_in_block, now - self._block_begun
         if self.mode is OURS:
-            return n >= (self._n_theirs or _MIN_CALLS) and seconds >= _MIN_SECONDS / 2
+            return now >= self.logs_until
+        n, seconds = self._n_in_block, now - self._block_begun
         if self.mode is AWAITED:
             return n >= _N_AWAITED or (seconds >= _MIN_SECONDS and n >= 2)
         is_long = seconds >= _MIN_SECONDS and n >= _MIN_CALLS
@@ -202,46 +225,60 @@ class Spans:
     def _begin_block(self, now: float) -> None:
         self._is_over = False
         self._n_blocks += 1
-        if self.mode is _PAUSE:
-            self.mode = THEIRS if self._can_swap() else AWAITED
-            self.paused_until = 0.0
-            self._series_begun = now
-            self._n_theirs = 0
-        elif self.mode is THEIRS:
-            self.mode = AWAITED
-            self._n_theirs = self._n_in_block
-        elif self.mode is AWAITED:
-            self.mode = OURS
-        else:
-            self._pause(now)
         self._n_in_block = 0
         self._block_begun = now
+        if self.mode is AWAITED:
+            self._begin_ours(now)
+            return
+        if self.mode is OURS:
+            self.logs_until = 0.0
+            self._short_begun = now
+            self._n_short += 1
+        can_swap = self.mode is OURS and self._can_swap()
+        self.mode = THEIRS if can_swap else AWAITED
 
-    def _pause(self, now: float) -> None:
-        self._n_pauses += 1
-        seconds = _PAUSE_FACTOR * (now - self._series_begun)
-        self.mode = _PAUSE
-        self.paused_until = now + seconds * max(1.0, self._n_pauses / _N_PAUSES)
+    def _begin_ours(self, now: float, at_least: float = 0.0) -> None:
+        short = max(at_least, now - self._short_begun)
+        self.mode = OURS
+        self.logs_until = now + _FACTOR * self._n_short * short
 
     # --- Spans --------------------------------------------------------------------------------
 
     def _end_span(self, function: Hashable) -> None:
-        """End the span under way, because a function is called."""
+        """End the span under way, and the logged ones, because a function is called."""
         sampler, waited = self._sampler, self._waited
         now = sampler.clock()
         overhead = self.overhead * (self.n_calls - self._n_before)
         seconds = now - self._begun - overhead
-        pair = None if self.counts_as is _PAUSE else (self._function, function)
-        found = self._alike[pair][self.counts_as]
-        found.add(seconds, waited, self._n_blocks)
-        places, sampler.places = sampler.places, defaultdict(float)
-        calls = sum(spent for (kind, _), spent in places.items() if kind is CALLS)
-        for place, spent in places.items():
+        if self.counts_as is OURS:
+            self._seconds += seconds + waited
+            places = self._places
+            if not self._is_over:
+                # What the block has left to compute isn't known, so its spans are compared with
+                # no others.
+                self.log.clear()
+            self.log.extend((function, now))
+            found = None
+            called = iter(self.log)
+            pairs = itertools.pairwise(zip(called, called, strict=True))
+            for (before, begun), (after, ended) in pairs:
+                found = self._alike[before, after][OURS]
+                found.add(ended - begun - self.overhead, self._n_blocks)
+            self.log.clear()
+        else:
+            found = self._alike[self._function, function][self.counts_as]
+            found.add(seconds, self._n_blocks)
+            places = found.places
+        if found is not None:
+            found.add_waiting(waited)
+        taken, sampler.places = sampler.places, defaultdict(float)
+        calls = sum(spent for (kind, _), spent in taken.items() if kind is CALLS)
+        for place, spent in taken.items():
             is_call = place[0] is CALLS and calls > overhead
-            found.places[place] += spent * (1 - overhead / calls) if is_call else spent
+            places[place] += spent * (1 - overhead / calls) if is_call else spent
         if waited and sampler.timer.is_on:
             _, line = sampler.place_of(sys._getframe())
-            found.places[WAITING, line] += waited
+            places[WAITING, line] += waited
         self._function, self._begun, self._n_before = function, now, self.n_calls
         self._waited = 0.0
 
@@ -250,15 +287,20 @@ class Spans:
     @property
     def seconds(self) -> float:
         """The seconds that all spans would take under eqxjit, as far as eqxjit served any alike."""
-        return sum(found.total * weight for found, weight in self._weighted())
+        alike, others = self._other_modes()
+        return self._seconds + alike + sum(found.total for found in others)
 
     @property
     def places(self) -> dict[Place, float]:
         """The seconds of each place, if eqxjit had served all calls as usual."""
+        alike, others = self._other_modes()
+        factor = 1 + alike / self._seconds if self._seconds else 0.0
         places = defaultdict[Place, float](float)
-        for found, weight in self._weighted():
+        for place, spent in self._places.items():
+            places[place] += spent * factor
+        for found in others:
             for place, spent in found.places.items():
-                places[place] += spent * weight
+                places[place] += spent
         return {place: max(0.0, spent) for place, spent in places.items()}
 
     @property
@@ -266,22 +308,28 @@ class Spans:
         """The seconds that all spans would take longer under Equinox; NaN if they aren't known."""
         n = seconds = 0.0
         for alike in self._alike.values():
-            if OURS in alike and THEIRS in alike:
+            # A short run may have no block of eqxjit's to compare with.
+            ours = alike.get(OURS) or alike.get(AWAITED)
+            if ours is not None and THEIRS in alike:
                 n_alike = sum(found.n for found in alike.values())
                 n += n_alike
-                seconds += n_alike * (alike[THEIRS].mean - alike[OURS].mean)
+                seconds += n_alike * (alike[THEIRS].mean - ours.mean)
         return self.n_calls * seconds / n if n else float("nan")
 
-    def _weighted(self) -> Iterable[tuple[_Sum, float]]:
-        """Yield spans with the number of times for which each of them counts.
+    def _other_modes(self) -> tuple[float, list[_Sum]]:
+        """Return what the spans of the other modes would have taken under eqxjit.
 
-        If some of the spans between two functions are eqxjit's, they stand for the others, too.
+        That is their seconds, as far as eqxjit served any alike, and all others.
         """
+        seconds = 0.0
+        others = list[_Sum]()
         for alike in self._alike.values():
-            if OURS in alike:
-                yield alike[OURS], sum(found.n for found in alike.values()) / alike[OURS].n
-            else:
-                yield from ((found, 1.0) for found in alike.values())
+            for mode, found in alike.items():
+                if mode is not OURS and OURS in alike:
+                    seconds += found.n * alike[OURS].mean
+                elif mode is not OURS:
+                    others.append(found)
+        return seconds, others
 
 
 def wait_for(result: Any) -> None:

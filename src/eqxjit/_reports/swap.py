@@ -30,12 +30,12 @@ from .sampler import COMPILING, Sampler
 from .spans import AWAITED, OURS, THEIRS, Spans, wait_for
 from .tried import N_FIRST, Outcome, Parts, Prints, Tried, tried_of, upstream
 
-# Only the main thread has spans. In any other thread, one call in this many is compared, unless
-# the main thread has a pause.
+# Only the main thread has spans. In any other thread, one call in this many is compared, except
+# while calls are only logged.
 _ONE_IN = 50
 
 
-class _Thread(threading.local):
+class _Thread:
     """The state of one thread.
 
     - `is_main`: whether it is the thread in which the trial began.
@@ -45,8 +45,15 @@ class _Thread(threading.local):
     - `traces`: the traces that eqxjit has recorded since the latest call began.
     """
 
-    is_main = is_inside = is_copying = has_compiled = False
-    traces: tuple[Trace, ...] = ()
+    def __init__(self) -> None:
+        self.is_main = self.is_inside = self.is_copying = self.has_compiled = False
+        self.traces: tuple[Trace, ...] = ()
+
+
+class _Current(threading.local):
+    # One object, because each attribute of a `threading.local` takes some time to read.
+    def __init__(self) -> None:
+        self.thread = _Thread()
 
 
 class Interceptor:
@@ -67,7 +74,7 @@ class Interceptor:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         swap, tried = self.swap, self.tried
-        thread = swap.thread
+        thread = swap.current.thread
         # A call under a transformation becomes part of another program, and a call that a callback
         # makes is part of another call.
         if thread.is_inside or is_transforming():
@@ -75,11 +82,13 @@ class Interceptor:
         thread.is_inside = True
         try:
             now = time.perf_counter()
-            if tried is None or tried.n_due > 0 or now >= swap.spans.paused_until:
+            spans = swap.spans
+            if tried is None or tried.n_due > 0 or now >= spans.logs_until:
                 return swap.call(self, args, kwargs, now)
             tried.calls += 1
             if thread.is_main:
-                swap.spans.n_calls += 1
+                spans.n_calls += 1
+                spans.log.extend((tried.row, now - swap.sampler.offset))
             result = self.ours(*args, **kwargs)
             if thread.traces:
                 swap.compare_afterwards(self, args, kwargs, result)
@@ -103,7 +112,7 @@ class Swap:
     """Serves the calls of all jitted functions in the process while it is `running`.
 
     - `tried`: what the trial knows of each function, by the function's table of entries.
-    - `thread`: the state of the current thread.
+    - `current`: the state of the current thread, as `current.thread`.
     - `sampler`: samples where the main thread spends its time.
     - `spans`: the spans of the main thread, which decide in which mode its calls are served.
     - `is_steady`: whether a call of the main thread needed no trace. The first such call ends
@@ -114,8 +123,8 @@ class Swap:
     def __init__(self, compares: bool):
         """`compares` tells whether calls run under Equinox at all."""
         self.tried: dict[Any, Tried] = {}
-        self.thread = _Thread()
-        self.thread.is_main = True
+        self.current = _Current()
+        self.current.thread.is_main = True
         self.sampler = Sampler(Interceptor.__call__.__code__)
         self.spans = Spans(self.sampler, self._can_swap)
         self.is_steady = False
@@ -139,7 +148,7 @@ class Swap:
 
         def init(wrapper: Any, function: Any, arrays: Any) -> None:
             make(wrapper, function, arrays)
-            if not self.thread.is_copying:
+            if not self.current.thread.is_copying:
                 self._intercept(wrapper)
 
         self.spans.overhead = self._overhead()
@@ -168,11 +177,11 @@ class Swap:
             self._intercepted.clear()
 
     def _intercept(self, wrapper: Any) -> None:
-        self.thread.is_copying = True
+        self.current.thread.is_copying = True
         try:
             ours = copy.copy(wrapper)
         finally:
-            self.thread.is_copying = False
+            self.current.thread.is_copying = False
         interceptor = Interceptor(self, ours)
         _set_interceptor(wrapper, interceptor)
         # Not a `WeakKeyDictionary`, because the hash of a wrapper is that of its arrays.
@@ -181,17 +190,18 @@ class Swap:
         intercepted[key] = ref, interceptor
 
     def _overhead(self) -> float:
-        """Return the seconds by which an interceptor prolongs a call during a pause."""
+        """Return the seconds by which an interceptor prolongs a call that is only logged."""
         outer, inner = filter_jit(_nothing), filter_jit(_nothing)
         interceptor = Interceptor(self, inner)
         interceptor.tried = Tried("", None, None, n_due=0)
         _set_interceptor(inner, _nothing)
         seconds = list[float]()
-        self.spans.paused_until = math.inf
+        self.spans.logs_until = math.inf
         for called in (interceptor, _nothing):
             _set_interceptor(outer, called)
             seconds.append(min(timeit.repeat(lambda: outer(0, 0), number=200)) / 200)
-        self.spans.paused_until, self.spans.n_calls = 0.0, 0
+        self.spans.logs_until, self.spans.n_calls = 0.0, 0
+        self.spans.log.clear()
         return seconds[0] - seconds[1]
 
     # --- A call -------------------------------------------------------------------------------
@@ -199,7 +209,7 @@ class Swap:
     def call(self, to: Interceptor, args: Any, kwargs: Any, begun: float) -> Any:
         """Serve a call that may be compared, or belong to a block."""
         __tracebackhide__ = True
-        thread, spans = self.thread, self.spans
+        thread, spans = self.current.thread, self.spans
         is_main = thread.is_main
         if is_main:
             self.sampler.hold(begun)
@@ -213,13 +223,13 @@ class Swap:
             given = tried.copies_for(compared)
             is_compared = compared is not None and given is not None
             with Prints() if is_compared else contextlib.nullcontext() as prints:
-                outcome, seconds = self._serve(to, served_by, args, kwargs)
+                outcome, seconds, ready = self._serve(to, served_by, args, kwargs)
             if is_main and is_compared:
                 # Otherwise Equinox would wait for what the calls so far have left to compute.
                 spans.wait_for(outcome.result)
-            if is_main and (is_compared or thread.has_compiled):
-                spans.abandon()
-            self._account(tried, served_by, outcome, seconds)
+            if is_main and (thread.has_compiled or (is_compared and not is_random)):
+                spans.abandon(thread.has_compiled)
+            self._account(tried, served_by, outcome, seconds, ready)
             if compared is not None and given is not None:
                 if prints is not None and prints.n_printed:
                     tried.effects = tried.effects or "it prints"
@@ -244,11 +254,11 @@ class Swap:
 
     def _begin(self, tried: Tried, now: float) -> tuple[bool, str]:
         """Return whether a call is compared even if it is none of the first, and its mode."""
-        if not self.thread.is_main:
+        if not self.current.thread.is_main:
             return self._random.random() < 1 / _ONE_IN, OURS
-        # The first call after each pause.
-        is_random = self.is_steady and self.spans.is_pause_over(now)
-        return is_random, self.spans.begin_call((tried.name, tried.site))
+        # The first call after each long block.
+        is_random = self.is_steady and self.spans.is_first_after_log(now)
+        return is_random, self.spans.begin_call(tried.row)
 
     def _can_swap(self) -> bool:
         return any(tried.is_right for tried in self.tried.values())
@@ -267,18 +277,25 @@ class Swap:
             mode = OURS
         return mode, None
 
-    def _serve(self, to: Interceptor, mode: str, args: Any, kwargs: Any) -> tuple[Outcome, float]:
-        """Return the outcome of a call, and its seconds."""
+    def _serve(
+        self, to: Interceptor, mode: str, args: Any, kwargs: Any
+    ) -> tuple[Outcome, float, float]:
+        """Return the outcome of a call, its seconds, and those until its results are ready.
+
+        The last are known only of calls that are awaited.
+        """
         __tracebackhide__ = True
-        thread, sampler = self.thread, self.sampler
+        thread, sampler = self.current.thread, self.sampler
         served = to.theirs if mode is THEIRS else to.ours
         thread.has_compiled, thread.traces = False, ()
         start = time.perf_counter()
+        returned = None
         if thread.is_main:
             sampler.release(start)
         try:
             outcome = Outcome(served(*args, **kwargs), None)
             if mode is AWAITED:
+                returned = time.perf_counter()
                 wait_for(outcome.result)
         except Exception as error:
             if comes_from_signal_handler(error):
@@ -288,11 +305,13 @@ class Swap:
         end = time.perf_counter()
         if thread.is_main:
             sampler.hold(end)
-        return outcome, end - start
+        return outcome, (returned or end) - start, end - start
 
-    def _account(self, tried: Tried, mode: str, outcome: Outcome, seconds: float) -> None:
-        """Record the trace of a call or, if the call needed none, its time."""
-        thread = self.thread
+    def _account(
+        self, tried: Tried, mode: str, outcome: Outcome, seconds: float, ready: float
+    ) -> None:
+        """Record the trace of a call or, if the call needed none, its times."""
+        thread = self.current.thread
         if thread.has_compiled:
             if thread.traces:
                 # The function's own trace ends last, because all others are nested in it.
@@ -303,11 +322,13 @@ class Swap:
             pass
         elif not self.is_steady:
             self.is_steady = True
-            begun = self.sampler.clock() - seconds
+            begun = self.sampler.clock() - ready
             self.startup += begun
             self.spans.restart(begun)
         elif mode is self.spans.counts_as:
-            tried.times[mode].append(seconds)
+            tried.times[THEIRS if mode is THEIRS else OURS].append(seconds)
+            if mode is AWAITED:
+                tried.times[AWAITED].append(ready)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -322,7 +343,7 @@ class Swap:
 
         If the function donates, the arguments are gone, so the next calls are compared instead.
         """
-        thread, tried = self.thread, to.tried
+        thread, tried = self.current.thread, to.tried
         assert tried is not None
         traces, thread.traces = thread.traces, ()
         if traces[-1] not in tried.traces:
@@ -348,7 +369,7 @@ class Swap:
         self, name: str, phase: str, seconds: float, _: bool, record: TraceRecord | None
     ) -> None:
         """Note that JAX has traced, lowered or compiled something, in some seconds until now."""
-        thread = self.thread
+        thread = self.current.thread
         if thread.is_inside:
             thread.has_compiled = True
             if record is not None and phase == TRACING:

@@ -28,7 +28,7 @@ from .swap import Swap
 from .tried import Tried
 
 # The time after start-up that gives reliable figures, in seconds.
-_MIN_SECONDS = 0.05
+_MIN_SECONDS = 0.2
 
 _KNOWN = "known difference: "
 
@@ -167,10 +167,9 @@ class Trial:
     @property
     def functions(self) -> list[TrialFunction]:
         """The findings on each function, the most called first."""
-        # Functions of one definition, such as those that an outer function defines, share a row.
         groups: defaultdict[object, list[Tried]] = defaultdict(list)
         for tried in self._swap.tried.values():
-            groups[(tried.name, tried.site) if tried.site else tried].append(tried)
+            groups[tried.row].append(tried)
         rows = [_row(group) for group in groups.values()]
         return sorted(rows, key=lambda row: row.calls, reverse=True)
 

@@ -97,6 +97,14 @@ class Tried:
     traces: list[Trace] = dataclasses.field(default_factory=list)
     times: dict[str, deque[float]] = dataclasses.field(default_factory=_times)
 
+    @functools.cached_property
+    def row(self) -> Any:
+        """What it has in common with functions that the trial shows as one.
+
+        These are functions of one definition, such as those that an outer function defines.
+        """
+        return (self.name, self.site) if self.site else self
+
     @property
     def donates(self) -> bool:
         return self.options.donate != "none"
