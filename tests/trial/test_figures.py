@@ -106,6 +106,23 @@ def test_waiting_for_results_is_not_saved(is_read):
         assert share_of(trial, "waiting") + share_of(trial, "jitted calls") > 0.6
 
 
+def test_a_long_trace_does_not_keep_calls_from_being_timed():
+    def slow_to_trace(x):
+        time.sleep(0.3)
+        return x + 1
+
+    double, other = eqxjit.filter_jit(lambda x: 2 * x), eqxjit.filter_jit(slow_to_trace)
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            double(X)
+        other(X)
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            double(X)
+    row = next(row for row in trial.functions if row.calls > 1)
+    assert row.seconds_equinox > row.seconds_eqxjit > 0
+
+
 def test_later_calls_are_compared_at_random():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:

@@ -143,9 +143,9 @@ class Spans:
         self._n_blocks = 0
         # The arrays that its last call has returned.
         self._last = list[weakref.ref[jax.Array]]()
-        # The short blocks under way: when they began, and how often there were any.
+        # When the latest short blocks began, and how many long blocks there were.
         self._short_begun = 0.0
-        self._n_short = 0
+        self._n_long = 0
 
     def is_first_after_log(self, now: float) -> bool:
         """Return whether a call is the first one after a long block of eqxjit's."""
@@ -228,19 +228,19 @@ class Spans:
         self._n_in_block = 0
         self._block_begun = now
         if self.mode is AWAITED:
-            self._begin_ours(now)
+            self._begin_ours(now, now - self._short_begun)
             return
         if self.mode is OURS:
             self.logs_until = 0.0
             self._short_begun = now
-            self._n_short += 1
         can_swap = self.mode is OURS and self._can_swap()
         self.mode = THEIRS if can_swap else AWAITED
 
-    def _begin_ours(self, now: float, at_least: float = 0.0) -> None:
-        short = max(at_least, now - self._short_begun)
+    def _begin_ours(self, now: float, seconds: float) -> None:
+        """Begin a block of eqxjit's after short blocks that have taken some seconds."""
         self.mode = OURS
-        self.logs_until = now + _FACTOR * self._n_short * short
+        self._n_long += seconds > 0
+        self.logs_until = now + _FACTOR * self._n_long * seconds
 
     # --- Spans --------------------------------------------------------------------------------
 
