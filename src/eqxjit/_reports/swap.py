@@ -211,10 +211,10 @@ class Swap:
         __tracebackhide__ = True
         thread, spans = self.current.thread, self.spans
         is_main = thread.is_main
-        if is_main:
-            self.sampler.hold(begun)
         outcome = Outcome(None, None)
         try:
+            if is_main:
+                self.sampler.hold(begun)
             tried = to.tried = self._tried_of(to.ours)
             tried.calls += 1
             is_random, mode = self._begin(tried, begun)
@@ -356,12 +356,14 @@ class Swap:
         is_held = self.sampler.is_held or not thread.is_main
         if not is_held:
             self.sampler.hold(time.perf_counter())
-        parts = tried.parts_of(args, kwargs)
-        given = tried.copies_for(parts)
-        if parts is not None and given is not None:
-            tried.compare(to.ours.__wrapped__, to.theirs, parts, given, Outcome(result, None))
-        if not is_held:
-            self.sampler.release(time.perf_counter())
+        try:
+            parts = tried.parts_of(args, kwargs)
+            given = tried.copies_for(parts)
+            if parts is not None and given is not None:
+                tried.compare(to.ours.__wrapped__, to.theirs, parts, given, Outcome(result, None))
+        finally:
+            if not is_held:
+                self.sampler.release(time.perf_counter())
 
     # --- What JAX compiles --------------------------------------------------------------------
 
