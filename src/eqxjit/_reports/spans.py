@@ -108,8 +108,9 @@ class Spans:
 
     - `mode`: the mode of the block under way.
     - `counts_as`: the mode as which the span under way counts.
-    - `log`: in a block of eqxjit's, each function that was called, followed by when, by the
-        sampler's clock. Not in pairs, because garbage collection would have to visit them.
+    - `log`: in a block of eqxjit's, for each call the function's `Tried`, and when the call began
+        and ended, by the sampler's clock. All in one row, because garbage collection would have to
+        visit tuples.
     - `logs_until`: the time until which calls need only be counted and logged. All calls after it
         begin and end spans by `begin_call` and `end_call`.
     - `n_calls`: how many calls there were since start-up.
@@ -119,7 +120,7 @@ class Spans:
     def __init__(self, sampler: Sampler, can_swap: Callable[[], bool]):
         """`can_swap` tells whether Equinox can serve any calls."""
         self.mode = self.counts_as = OURS
-        self.log: deque[Any] = deque(maxlen=2 * _MAX_LOGGED)
+        self.log: deque[Any] = deque(maxlen=3 * _MAX_LOGGED)
         self.logs_until = 0.0
         self.n_calls = 0
         self.overhead = 0.0
@@ -131,9 +132,11 @@ class Spans:
         self._places: defaultdict[Place, float] = defaultdict(float)
         # The span under way, or all those under way that are only logged: the function that they
         # began with, when, by the sampler's clock, and how many calls there were before.
-        self._function: Hashable = None
+        self._function: Any = None
         self._begun = 0.0
         self._n_before = 0
+        # The function that is called, and when the call began, if the call is to be logged.
+        self._to_log: tuple[Any, float] | None = None
         # How long the trial has waited for results in it, by the machine's clock.
         self._waited = 0.0
         # The block under way: how many calls it has had, when it began, and whether it is over.
@@ -151,12 +154,15 @@ class Spans:
         """Return whether a call is the first one after a long block of eqxjit's."""
         return self.mode is OURS and not self._is_over and now >= self.logs_until
 
-    def begin_call(self, function: Hashable) -> str:
-        """Begin a span with a call of a function, and return the mode of the call."""
+    def begin_call(self, function: Any) -> str:
+        """Begin a span with a call of a function, and return the mode of the call.
+
+        `function` is the function's `Tried`.
+        """
         if self._n_blocks and self.is_first_after_log(time.perf_counter()):
             # It is logged, too, because it tells what the block has left to compute.
             self.n_calls += 1
-            self.log.extend((function, self._sampler.clock()))
+            self._to_log = function, self._sampler.clock()
             return OURS
         if self._is_over:
             # Otherwise the next block would wait for what this block has left to compute.
@@ -171,11 +177,14 @@ class Spans:
         self.counts_as = _COLD if is_cold and self.mode is not OURS else self.mode
         if self.mode is OURS and self._n_blocks:
             # The calls before the first block are compared.
-            self.log.extend((function, self._begun))
+            self._to_log = function, self._begun
         return self.mode
 
     def end_call(self, result: Any) -> None:
-        """Note what the call has returned."""
+        """Note that the call has ended, and what it has returned."""
+        if self._to_log is not None:
+            self.log.extend((*self._to_log, self._sampler.clock()))
+            self._to_log = None
         self._is_over = self._is_block_over(time.perf_counter())
         if self._is_over:
             # By weak references, because the program may drop them before the next call.
@@ -194,6 +203,7 @@ class Spans:
         `has_compiled` tells whether it was a trace.
         """
         self.counts_as = OURS
+        self._to_log = None
         self.log.clear()
         if self.mode is not OURS:
             # A program may trace again and again, and one call after each block is compared.
@@ -244,7 +254,7 @@ class Spans:
 
     # --- Spans --------------------------------------------------------------------------------
 
-    def _end_span(self, function: Hashable) -> None:
+    def _end_span(self, function: Any) -> None:
         """End the span under way, and the logged ones, because a function is called."""
         sampler, waited = self._sampler, self._waited
         now = sampler.clock()
@@ -257,30 +267,35 @@ class Spans:
                 # What the block has left to compute isn't known, so its spans are compared with
                 # no others.
                 self.log.clear()
-            self.log.extend((function, now))
+            self.log.extend((function, now, now))
             found = None
-            called = iter(self.log)
-            pairs = itertools.pairwise(zip(called, called, strict=True))
-            for (before, begun), (after, ended) in pairs:
-                found = self._alike[before, after][OURS]
-                found.add(ended - begun - self.overhead, self._n_blocks)
+            values = iter(self.log)
+            calls = zip(values, values, values, strict=True)
+            for (before, begun, ended), (after, next_begun, _) in itertools.pairwise(calls):
+                before.times[OURS].append(ended - begun)
+                found = self._alike_of(before, after)[OURS]
+                found.add(next_begun - begun - self.overhead, self._n_blocks)
             self.log.clear()
         else:
-            found = self._alike[self._function, function][self.counts_as]
+            found = self._alike_of(self._function, function)[self.counts_as]
             found.add(seconds, self._n_blocks)
             places = found.places
         if found is not None:
             found.add_waiting(waited)
         taken, sampler.places = sampler.places, defaultdict(float)
-        calls = sum(spent for (kind, _), spent in taken.items() if kind is CALLS)
+        of_calls = sum(spent for (kind, _), spent in taken.items() if kind is CALLS)
         for place, spent in taken.items():
-            is_call = place[0] is CALLS and calls > overhead
-            places[place] += spent * (1 - overhead / calls) if is_call else spent
+            is_call = place[0] is CALLS and of_calls > overhead
+            places[place] += spent * (1 - overhead / of_calls) if is_call else spent
         if waited and sampler.timer.is_on:
             _, line = sampler.place_of(sys._getframe())
             places[WAITING, line] += waited
         self._function, self._begun, self._n_before = function, now, self.n_calls
         self._waited = 0.0
+
+    def _alike_of(self, before: Any, after: Any) -> _Alike:
+        """Return the spans between two functions, of which either may be `None`."""
+        return self._alike[before and before.row, after and after.row]
 
     # --- Figures ------------------------------------------------------------------------------
 

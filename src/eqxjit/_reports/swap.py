@@ -86,10 +86,11 @@ class Interceptor:
             if tried is None or tried.n_due > 0 or now >= spans.logs_until:
                 return swap.call(self, args, kwargs, now)
             tried.calls += 1
+            begun = now - swap.sampler.offset
+            result = self.ours(*args, **kwargs)
             if thread.is_main:
                 spans.n_calls += 1
-                spans.log.extend((tried.row, now - swap.sampler.offset))
-            result = self.ours(*args, **kwargs)
+                spans.log.extend((tried, begun, time.perf_counter() - swap.sampler.offset))
             if thread.traces:
                 swap.compare_afterwards(self, args, kwargs, result)
             return result
@@ -223,13 +224,13 @@ class Swap:
             given = tried.copies_for(compared)
             is_compared = compared is not None and given is not None
             with Prints() if is_compared else contextlib.nullcontext() as prints:
-                outcome, seconds, ready = self._serve(to, served_by, args, kwargs)
+                outcome, seconds = self._serve(to, served_by, args, kwargs)
             if is_main and is_compared:
                 # Otherwise Equinox would wait for what the calls so far have left to compute.
                 spans.wait_for(outcome.result)
             if is_main and (thread.has_compiled or (is_compared and not is_random)):
                 spans.abandon(thread.has_compiled)
-            self._account(tried, served_by, outcome, seconds, ready)
+            self._account(tried, served_by, outcome, seconds)
             if compared is not None and given is not None:
                 if prints is not None and prints.n_printed:
                     tried.effects = tried.effects or "it prints"
@@ -258,7 +259,7 @@ class Swap:
             return self._random.random() < 1 / _ONE_IN, OURS
         # The first call after each long block.
         is_random = self.is_steady and self.spans.is_first_after_log(now)
-        return is_random, self.spans.begin_call(tried.row)
+        return is_random, self.spans.begin_call(tried)
 
     def _can_swap(self) -> bool:
         return any(tried.is_right for tried in self.tried.values())
@@ -277,25 +278,18 @@ class Swap:
             mode = OURS
         return mode, None
 
-    def _serve(
-        self, to: Interceptor, mode: str, args: Any, kwargs: Any
-    ) -> tuple[Outcome, float, float]:
-        """Return the outcome of a call, its seconds, and those until its results are ready.
-
-        The last are known only of calls that are awaited.
-        """
+    def _serve(self, to: Interceptor, mode: str, args: Any, kwargs: Any) -> tuple[Outcome, float]:
+        """Return the outcome of a call, and its seconds."""
         __tracebackhide__ = True
         thread, sampler = self.current.thread, self.sampler
         served = to.theirs if mode is THEIRS else to.ours
         thread.has_compiled, thread.traces = False, ()
         start = time.perf_counter()
-        returned = None
         if thread.is_main:
             sampler.release(start)
         try:
             outcome = Outcome(served(*args, **kwargs), None)
             if mode is AWAITED:
-                returned = time.perf_counter()
                 wait_for(outcome.result)
         except Exception as error:
             if comes_from_signal_handler(error):
@@ -305,12 +299,10 @@ class Swap:
         end = time.perf_counter()
         if thread.is_main:
             sampler.hold(end)
-        return outcome, (returned or end) - start, end - start
+        return outcome, end - start
 
-    def _account(
-        self, tried: Tried, mode: str, outcome: Outcome, seconds: float, ready: float
-    ) -> None:
-        """Record the trace of a call or, if the call needed none, its times."""
+    def _account(self, tried: Tried, mode: str, outcome: Outcome, seconds: float) -> None:
+        """Record the trace of a call or, if the call needed none, its time."""
         thread = self.current.thread
         if thread.has_compiled:
             if thread.traces:
@@ -322,13 +314,11 @@ class Swap:
             pass
         elif not self.is_steady:
             self.is_steady = True
-            begun = self.sampler.clock() - ready
+            begun = self.sampler.clock() - seconds
             self.startup += begun
             self.spans.restart(begun)
         elif mode is self.spans.counts_as:
-            tried.times[THEIRS if mode is THEIRS else OURS].append(seconds)
-            if mode is AWAITED:
-                tried.times[AWAITED].append(ready)
+            tried.times[mode].append(seconds)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -346,6 +336,9 @@ class Swap:
         thread, tried = self.current.thread, to.tried
         assert tried is not None
         traces, thread.traces = thread.traces, ()
+        if thread.is_main:
+            # The span is like no other.
+            self.spans.log.clear()
         if traces[-1] not in tried.traces:
             tried.traces.append(traces[-1])
         if not self._compares:
