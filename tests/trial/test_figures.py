@@ -93,7 +93,7 @@ def test_waiting_for_results_is_not_saved(is_read):
 
     x = jnp.ones((300, 300))
     with eqxjit.trial() as trial:
-        for _ in range(100):
+        for _ in range(300):
             x = compute(x)
             if is_read:
                 jax.block_until_ready(x)
@@ -219,7 +219,7 @@ def test_a_program_of_small_calls_gains_what_its_calls_gain():
             double(X)
     [row] = trial.functions
     gained = trial.seconds_steady_equinox - trial.seconds_steady
-    assert 0.5 < gained / (row.calls * (row.seconds_equinox - row.seconds_eqxjit)) < 2
+    assert 0.5 < gained / (row.calls * (row.seconds_equinox - row.seconds_eqxjit)) < 4
     assert gained > 0
     assert share_of(trial, "operations outside jit") < 0.02
 

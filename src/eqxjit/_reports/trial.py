@@ -32,7 +32,7 @@ _MIN_SECONDS = 0.2
 
 _KNOWN = "known difference: "
 
-# At most this many lines are shown for each kind of work, and no kind below this share.
+# At most this many lines are shown for each kind of work, and no line or kind below this share.
 _MAX_LINES, _MIN_SHARE = 3, 0.005
 
 _REMEDIES = {
@@ -233,7 +233,8 @@ class Trial:
         for kind, share in sorted(self.shares.items(), key=lambda item: -item[1]):
             if share < _MIN_SHARE:
                 continue
-            lines = [each for each in by_kind[kind] if each.share >= share / 10][:_MAX_LINES]
+            least = max(_MIN_SHARE, share / 10)
+            lines = [each for each in by_kind[kind] if each.share >= least][:_MAX_LINES]
             shown = [each for each in lines if each.line is not NO_LINE]
             text = ", ".join([f"{each.line} ({each.share:.0%})" for each in shown])
             if kind in _REMEDIES:
