@@ -45,7 +45,7 @@ _N_AWAITED = 16
 _FACTOR = 3.0
 
 # At most this many calls of a block of eqxjit's are logged, the latest ones.
-_MAX_LOGGED = 20_000
+_MAX_LOGGED = 5_000
 
 
 @dataclasses.dataclass
