@@ -99,7 +99,7 @@ def test_waiting_for_results_is_not_saved(is_read):
                 jax.block_until_ready(x)
         jax.block_until_ready(x)
     # The computation takes as long under Equinox. Counted twice, it would be twice as long.
-    assert 0.4 < trial.seconds_steady_equinox / trial.seconds_steady < 1.6
+    assert 0.5 < trial.seconds_steady_equinox / trial.seconds_steady < 1.6
     [row] = trial.functions
     assert row.seconds_ready > 0
     if is_read:
@@ -205,21 +205,21 @@ def test_a_program_of_few_slow_calls_is_timed():
 
     x = jnp.ones((300, 300))
     with eqxjit.trial() as trial:
-        for _ in range(16):
+        for _ in range(40):
             jax.block_until_ready(compute(x))
     [row] = trial.functions
     assert row.seconds_equinox > 0
-    assert 0.4 < trial.seconds_steady_equinox / trial.seconds_steady < 1.6
+    assert 0.5 < trial.seconds_steady_equinox / trial.seconds_steady < 1.6
 
 
 def test_a_program_of_small_calls_gains_what_its_calls_gain():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:
-        for _ in range(60_000):
+        for _ in range(200_000):
             double(X)
     [row] = trial.functions
     gained = trial.seconds_steady_equinox - trial.seconds_steady
-    assert 0.5 < gained / (row.calls * (row.seconds_equinox - row.seconds_eqxjit)) < 4
+    assert 0.5 < gained / (row.calls * (row.seconds_equinox - row.seconds_eqxjit)) < 2
     assert gained > 0
     assert share_of(trial, "operations outside jit") < 0.02
 
@@ -227,12 +227,12 @@ def test_a_program_of_small_calls_gains_what_its_calls_gain():
 def test_the_time_before_the_first_warm_call_is_start_up():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:
-        end = time.monotonic() + 0.3
+        end = time.monotonic() + 0.4
         while time.monotonic() < end:
             pass
         for _ in range(5_000):
             double(X)
-    assert trial.seconds_startup > 0.28
+    assert trial.seconds_startup > 0.3
     assert share_of(trial, "Python") < 0.5
 
 

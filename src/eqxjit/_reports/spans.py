@@ -15,7 +15,7 @@ import sys
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -150,17 +150,18 @@ class Spans:
         self._short_begun = 0.0
         self._n_long = 0
 
-    def is_first_after_log(self, now: float) -> bool:
-        """Return whether a call is the first one after a long block of eqxjit's."""
-        return self.mode is OURS and not self._is_over and now >= self.logs_until
+    def is_last_of_long(self, now: float) -> bool:
+        """Return whether a call is the last one of a long block of eqxjit's."""
+        is_due = self.mode is OURS and now >= self.logs_until
+        return is_due and self._n_blocks > 0 and not self._is_over
 
-    def begin_call(self, function: Any) -> str:
+    def begin_call(self, function: Any, is_last_of_long: bool) -> str:
         """Begin a span with a call of a function, and return the mode of the call.
 
-        `function` is the function's `Tried`.
+        `function` is the function's `Tried`. The last call of a long block is logged as those
+        before it.
         """
-        if self._n_blocks and self.is_first_after_log(time.perf_counter()):
-            # It is logged, too, because it tells what the block has left to compute.
+        if is_last_of_long:
             self.n_calls += 1
             self._to_log = function, self._sampler.clock()
             return OURS
@@ -206,7 +207,8 @@ class Spans:
         self._to_log = None
         self.log.clear()
         if self.mode is not OURS:
-            # A program may trace again and again, and one call after each block is compared.
+            # The short blocks begin again at once after a comparison, since there are only a few.
+            # A program may trace for ever, and a call would be compared each time.
             self._begin_ours(time.perf_counter(), _MIN_SECONDS if has_compiled else 0.0)
 
     def restart(self, begun: float) -> None:
@@ -263,19 +265,7 @@ class Spans:
         if self.counts_as is OURS:
             self._seconds += seconds + waited
             places = self._places
-            if not self._is_over:
-                # What the block has left to compute isn't known, so its spans are compared with
-                # no others.
-                self.log.clear()
-            self.log.extend((function, now, now))
-            found = None
-            values = iter(self.log)
-            calls = zip(values, values, values, strict=True)
-            for (before, begun, ended), (after, next_begun, _) in itertools.pairwise(calls):
-                before.times[OURS].append(ended - begun)
-                found = self._alike_of(before, after)[OURS]
-                found.add(next_begun - begun - self.overhead, self._n_blocks)
-            self.log.clear()
+            found = self._end_log(function, now)
         else:
             found = self._alike_of(self._function, function)[self.counts_as]
             found.add(seconds, self._n_blocks)
@@ -292,6 +282,20 @@ class Spans:
             places[WAITING, line] += waited
         self._function, self._begun, self._n_before = function, now, self.n_calls
         self._waited = 0.0
+
+    def _end_log(self, function: Any, now: float) -> _Sum | None:
+        """Add the logged spans to those that they are compared with, and return the last's sum."""
+        found = None
+        # What an unfinished block has left to compute isn't known, so nothing is compared with it.
+        if self._is_over:
+            values: Iterator[Any] = iter([*self.log, function, now, now])
+            calls = zip(values, values, values, strict=True)
+            for (before, begun, ended), (after, next_begun, _) in itertools.pairwise(calls):
+                before.times[OURS].append(ended - begun)
+                found = self._alike_of(before, after)[OURS]
+                found.add(next_begun - begun - self.overhead, self._n_blocks)
+        self.log.clear()
+        return found
 
     def _alike_of(self, before: Any, after: Any) -> _Alike:
         """Return the spans between two functions, of which either may be `None`."""

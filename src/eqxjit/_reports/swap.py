@@ -257,9 +257,9 @@ class Swap:
         """Return whether a call is compared even if it is none of the first, and its mode."""
         if not self.current.thread.is_main:
             return self._random.random() < 1 / _ONE_IN, OURS
-        # The first call after each long block.
-        is_random = self.is_steady and self.spans.is_first_after_log(now)
-        return is_random, self.spans.begin_call(tried)
+        # The last call of each long block.
+        is_random = self.spans.is_last_of_long(now)
+        return is_random, self.spans.begin_call(tried, is_random)
 
     def _can_swap(self) -> bool:
         return any(tried.is_right for tried in self.tried.values())

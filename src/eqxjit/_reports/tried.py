@@ -99,9 +99,9 @@ class Tried:
 
     @functools.cached_property
     def row(self) -> Any:
-        """What it has in common with functions that the trial shows as one.
+        """The key of the function's row in the table.
 
-        These are functions of one definition, such as those that an outer function defines.
+        Functions of one definition, such as those that an outer function defines, share a row.
         """
         return (self.name, self.site) if self.site else self
 
