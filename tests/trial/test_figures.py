@@ -106,6 +106,17 @@ def test_waiting_for_results_is_not_saved(is_read):
         assert share_of(trial, "waiting") + share_of(trial, "jitted calls") > 0.6
 
 
+def test_a_short_program_is_timed():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        double(X)
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            double(X)
+    [row] = trial.functions
+    assert row.seconds_equinox > row.seconds_eqxjit > 0
+
+
 def test_a_long_trace_does_not_keep_calls_from_being_timed():
     def slow_to_trace(x):
         time.sleep(0.3)
