@@ -235,6 +235,22 @@ def test_a_program_of_small_calls_gains_what_its_calls_gain():
     assert share_of(trial, "operations outside jit") < 0.02
 
 
+def test_rare_long_work_is_not_taken_for_a_part_of_calls():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        for i in range(3_000):
+            double(X)
+            if i % 1_000 == 999:
+                # A checkpoint, for example.
+                end = time.monotonic() + 0.25
+                while time.monotonic() < end:
+                    pass
+    # Under Equinox, 3,000 calls of this function take some 0.06 s.
+    assert 0.7 < trial.seconds_steady < 1.2
+    assert 0.9 < trial.seconds_steady_equinox / trial.seconds_steady < 1.5
+    assert share_of(trial, "Python") > 0.7
+
+
 def test_the_time_before_the_first_warm_call_is_start_up():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import types
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from linecache import getlines
 from typing import Any
 
@@ -30,6 +30,9 @@ PYTHON = "Python"
 #: The kinds of work.
 KINDS = CALLS, COMPILING, OPERATIONS, WAITING, MOVING, PYTHON
 
+#: The kinds that take more or less time if Equinox serves the calls.
+BY_MODE = CALLS, WAITING
+
 # The functions and methods of JAX that wait or move data. All others are operations.
 _KIND_OF_NAME = {
     **dict.fromkeys(("asarray", "array", "device_put", "from_dlpack"), MOVING),
@@ -39,6 +42,9 @@ _KIND_OF_NAME = {
     **dict.fromkeys(("__repr__", "__str__"), WAITING),
 }
 _PjitFunction = type(jax.jit(abs))
+
+# At most this many calls and samples are logged, the latest ones.
+_MAX_LOGGED = 5_000
 
 # Other threads are sampled in one of this many ticks.
 _ONE_IN = 20
@@ -54,6 +60,10 @@ class Sampler:
     """Samples the main thread from `start` to `stop`, by a clock that the trial can stop.
 
     - `places`: the seconds spent in each place since `Spans` has last taken them.
+    - `log`: the latest calls, and what the samples found between them, in rows of four: for a call,
+        the function's `Tried`, the mode in which it was served, and when it began and ended, by the
+        clock; for a sample of work that takes as long in all modes, `None`, an empty string, its
+        seconds, and zero. Not in tuples, because garbage collection would have to visit them.
     - `others`: how often each other thread was found in each place, by the thread's name.
     - `timer`: the timer that interrupts the main thread.
     - `offset`: by how much the clock is behind `time.perf_counter` while it runs.
@@ -62,6 +72,7 @@ class Sampler:
     def __init__(self, entrance: types.CodeType):
         """`entrance` is the code through which all jitted calls go."""
         self.places: defaultdict[Place, float] = defaultdict(float)
+        self.log: deque[Any] = deque(maxlen=4 * _MAX_LOGGED)
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
         self.timer = Timer(self._tick)
         self._entrance = entrance
@@ -130,6 +141,8 @@ class Sampler:
                 raise
         finally:
             self.places[place] += seconds
+            if place[0] not in BY_MODE:
+                self.log.extend((None, "", seconds, 0.0))
             self.release(time.perf_counter())
 
     def _sample_others(self) -> None:

@@ -82,15 +82,15 @@ class Interceptor:
         thread.is_inside = True
         try:
             now = time.perf_counter()
-            spans = swap.spans
+            spans, sampler = swap.spans, swap.sampler
             if tried is None or tried.n_due > 0 or now >= spans.logs_until:
                 return swap.call(self, args, kwargs, now)
             tried.calls += 1
-            begun = now - swap.sampler.offset
+            begun = now - sampler.offset
             result = self.ours(*args, **kwargs)
             if thread.is_main:
                 spans.n_calls += 1
-                spans.log.extend((tried, begun, time.perf_counter() - swap.sampler.offset))
+                sampler.log.extend((tried, OURS, begun, time.perf_counter() - sampler.offset))
             if thread.traces:
                 swap.compare_afterwards(self, args, kwargs, result)
             return result
@@ -202,35 +202,32 @@ class Swap:
             _set_interceptor(outer, called)
             seconds.append(min(timeit.repeat(lambda: outer(0, 0), number=200)) / 200)
         self.spans.logs_until, self.spans.n_calls = 0.0, 0
-        self.spans.log.clear()
+        self.sampler.log.clear()
         return seconds[0] - seconds[1]
 
     # --- A call -------------------------------------------------------------------------------
 
     def call(self, to: Interceptor, args: Any, kwargs: Any, begun: float) -> Any:
-        """Serve a call that may be compared, or belong to a block."""
+        """Serve a call that may be compared, or belong to a short block, or end a long one."""
         __tracebackhide__ = True
-        thread, spans = self.current.thread, self.spans
+        thread, sampler = self.current.thread, self.sampler
         is_main = thread.is_main
         outcome = Outcome(None, None)
         try:
             if is_main:
-                self.sampler.hold(begun)
+                sampler.hold(begun)
             tried = to.tried = self._tried_of(to.ours)
             tried.calls += 1
-            is_random, mode = self._begin(tried, begun)
+            mode, is_random = OURS, self._random.random() < 1 / _ONE_IN
+            if is_main:
+                mode, is_random = self.spans.begin_call(tried, begun)
             served_by, compared = self._choose(tried, mode, is_random, args, kwargs)
             # Copied before the call, because the call may donate the arrays.
             given = tried.copies_for(compared)
             is_compared = compared is not None and given is not None
             with Prints() if is_compared else contextlib.nullcontext() as prints:
-                outcome, seconds = self._serve(to, served_by, args, kwargs)
-            if is_main and is_compared:
-                # Otherwise Equinox would wait for what the calls so far have left to compute.
-                spans.wait_for(outcome.result)
-            if is_main and (thread.has_compiled or (is_compared and not is_random)):
-                spans.abandon(thread.has_compiled)
-            self._account(tried, served_by, outcome, seconds)
+                outcome = self._serve(to, served_by, args, kwargs)
+            self._account(tried, outcome, is_compared and not is_random)
             if compared is not None and given is not None:
                 if prints is not None and prints.n_printed:
                     tried.effects = tried.effects or "it prints"
@@ -240,9 +237,7 @@ class Swap:
         finally:
             thread.traces = ()
             if is_main:
-                if self.is_steady:
-                    spans.end_call(outcome.result)
-                self.sampler.release(time.perf_counter())
+                sampler.release(time.perf_counter())
         if outcome.error is None:
             return outcome.result
         error = outcome.error
@@ -253,14 +248,6 @@ class Swap:
             # the error would keep both alive.
             del error, outcome
 
-    def _begin(self, tried: Tried, now: float) -> tuple[bool, str]:
-        """Return whether a call is compared even if it is none of the first, and its mode."""
-        if not self.current.thread.is_main:
-            return self._random.random() < 1 / _ONE_IN, OURS
-        # The last call of each long block.
-        is_random = self.spans.is_last_of_long(now)
-        return is_random, self.spans.begin_call(tried, is_random)
-
     def _can_swap(self) -> bool:
         return any(tried.is_right for tried in self.tried.values())
 
@@ -268,25 +255,26 @@ class Swap:
         self, tried: Tried, mode: str, is_random: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
         """Return the mode in which a call is served, and its parts if it is to be compared."""
+        awaited = AWAITED if is_random else mode
         if not self._compares or not (tried.n_due > 0 or is_random or mode is THEIRS):
-            return mode, None
+            return awaited, None
         tried.n_due -= 1
         parts = tried.parts_of(args, kwargs)
         if parts is not None and tried.is_comparable and (is_random or tried.is_due(parts)):
-            return OURS, parts
+            # Otherwise Equinox would wait for what the calls so far have left to compute.
+            return AWAITED, parts
         if mode is THEIRS and not (parts and tried.is_right and tried.has_traced(parts)):
-            mode = OURS
-        return mode, None
+            return OURS, None
+        return awaited, None
 
-    def _serve(self, to: Interceptor, mode: str, args: Any, kwargs: Any) -> tuple[Outcome, float]:
-        """Return the outcome of a call, and its seconds."""
+    def _serve(self, to: Interceptor, mode: str, args: Any, kwargs: Any) -> Outcome:
         __tracebackhide__ = True
         thread, sampler = self.current.thread, self.sampler
         served = to.theirs if mode is THEIRS else to.ours
         thread.has_compiled, thread.traces = False, ()
-        start = time.perf_counter()
         if thread.is_main:
-            sampler.release(start)
+            sampler.release(time.perf_counter())
+        begun = sampler.clock()
         try:
             outcome = Outcome(served(*args, **kwargs), None)
             if mode is AWAITED:
@@ -296,13 +284,16 @@ class Swap:
                 # It is none of the function's errors, and the call isn't compared.
                 raise
             outcome = Outcome(None, error)
-        end = time.perf_counter()
         if thread.is_main:
-            sampler.hold(end)
-        return outcome, end - start
+            sampler.hold(time.perf_counter())
+            sampler.log.extend((to.tried, mode, begun, sampler.clock()))
+        return outcome
 
-    def _account(self, tried: Tried, mode: str, outcome: Outcome, seconds: float) -> None:
-        """Record the trace of a call or, if the call needed none, its time."""
+    def _account(self, tried: Tried, outcome: Outcome, is_spoiled: bool) -> None:
+        """Record the trace of a call, or the end of start-up.
+
+        `is_spoiled` tells whether the call's time isn't that of a usual call.
+        """
         thread = self.current.thread
         if thread.has_compiled:
             if thread.traces:
@@ -310,15 +301,15 @@ class Swap:
                 tried.traces.append(thread.traces[-1])
             if any(trace.program and trace.program.calls_python for trace in thread.traces):
                 tried.effects = tried.effects or "it calls Python"
-        elif outcome.error is not None or not thread.is_main:
-            pass
-        elif not self.is_steady:
+        if not thread.is_main:
+            return
+        if not (self.is_steady or thread.has_compiled or outcome.error):
             self.is_steady = True
-            begun = self.sampler.clock() - seconds
+            *_, begun, _ = self.sampler.log
             self.startup += begun
             self.spans.restart(begun)
-        elif mode is self.spans.counts_as:
-            tried.times[mode].append(seconds)
+        elif thread.has_compiled or is_spoiled:
+            self.spans.abandon(thread.has_compiled)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -337,8 +328,7 @@ class Swap:
         assert tried is not None
         traces, thread.traces = thread.traces, ()
         if thread.is_main:
-            # The span is like no other.
-            self.spans.log.clear()
+            self.spans.abandon(True)
         if traces[-1] not in tried.traces:
             tried.traces.append(traces[-1])
         if not self._compares:
