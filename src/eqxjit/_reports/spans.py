@@ -41,9 +41,9 @@ _N_AWAITED = 16
 # isn't slowed down.
 _FACTOR = 3.0
 
-# If the program works for this many seconds from one call to the next, without waiting for results,
-# that work isn't compared. It takes as long in all modes, and short blocks would meet too few of
-# the programs's long pauses, such as the writing of a checkpoint, to tell how frequent they are.
+# Work of this many seconds between two calls, other than waiting for results, isn't compared. It
+# takes as long in all modes, but most short blocks don't meet it, and the others meet too much of
+# it, if it is as rare as a checkpoint that is written every 100 calls.
 _LONG_WORK = 0.005
 
 # The spans of one mode between two functions: for each block, their seconds and their number.
@@ -171,7 +171,7 @@ class Spans:
         self._n_before = self.n_calls
 
     def _set_length(self, now: float, seconds: float) -> None:
-        """Begin a block of eqxjit's after short blocks that have taken some seconds."""
+        """Set how long a block of eqxjit's lasts, after short blocks of so many seconds."""
         self._n_long += seconds > 0
         self.logs_until = now + _FACTOR * self._n_long * seconds
 
@@ -267,7 +267,7 @@ class Spans:
 def _mean(blocks: _Blocks, outer: float = 0.0) -> float:
     """Return the mean seconds of a span, without this part of the blocks at each end.
 
-    In a slow block something rare may have happened, such as garbage collection.
+    A slow block may have been interrupted by something rare, such as garbage collection.
     """
     ordered = sorted(blocks, key=lambda block: block[0] / block[1])
     n_outer = int(len(ordered) * outer)

@@ -153,13 +153,14 @@ class Swap:
                 self._intercept(wrapper)
 
         self.spans.overhead = self._overhead()
-        for wrapper in _all_wrappers():
-            self._intercept(wrapper)
-        JitFunction.__init__ = init  # type: ignore[method-assign]
         _running.append(self)
         listeners.append(self._observe)
-        self.sampler.start()
+        # If an interrupt comes while some are intercepted, all wrappers are as before at the end.
         try:
+            for wrapper in _all_wrappers():
+                self._intercept(wrapper)
+            JitFunction.__init__ = init  # type: ignore[method-assign]
+            self.sampler.start()
             yield
         finally:
             self.sampler.stop()
@@ -184,11 +185,11 @@ class Swap:
         finally:
             self.current.thread.is_copying = False
         interceptor = Interceptor(self, ours)
-        _set_interceptor(wrapper, interceptor)
         # Not a `WeakKeyDictionary`, because the hash of a wrapper is that of its arrays.
         key, intercepted = id(wrapper), self._intercepted
         ref = weakref.ref(wrapper, lambda _: intercepted.pop(key, None))
         intercepted[key] = ref, interceptor
+        _set_interceptor(wrapper, interceptor)
 
     def _overhead(self) -> float:
         """Return the seconds by which an interceptor prolongs a call that is only logged."""
