@@ -251,6 +251,31 @@ def test_rare_long_work_is_not_taken_for_a_part_of_calls():
     assert share_of(trial, "Python") > 0.7
 
 
+def test_reading_arrays_within_a_function_of_jax_is_waiting():
+    @eqxjit.filter_jit
+    def compute(x):
+        return jax.lax.fori_loop(0, 60, lambda _, x: x @ x / 300, x).sum()
+
+    x = jnp.ones((300, 300))
+    with eqxjit.trial(compare=False) as trial:
+        for _ in range(40):
+            jax.tree.map(float, {"result": compute(x)})
+    assert share_of(trial, "operations outside jit") < 0.3
+    assert share_of(trial, "waiting") + share_of(trial, "jitted calls") > 0.6
+
+
+def test_what_happens_before_the_first_warm_call_is_in_no_share():
+    double, other = eqxjit.filter_jit(lambda x: 2 * x), eqxjit.filter_jit(lambda x: x + 1)
+    with eqxjit.trial() as trial:
+        double(X)
+        other(X)
+        time.sleep(0.5)
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            double(X)
+    assert share_of(trial, "Python") < 0.6
+
+
 def test_the_time_before_the_first_warm_call_is_start_up():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:

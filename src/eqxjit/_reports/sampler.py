@@ -41,6 +41,9 @@ _KIND_OF_NAME = {
     **dict.fromkeys(("__complex__", "__float__", "__format__", "__index__", "__int__"), WAITING),
     **dict.fromkeys(("__repr__", "__str__"), WAITING),
 }
+# The methods by which any code reads an array of JAX.
+_READS = "_value", "__array__"
+
 _PjitFunction = type(jax.jit(abs))
 
 # At most this many calls and samples are logged, the latest ones.
@@ -62,8 +65,8 @@ class Sampler:
     - `places`: the seconds spent in each place since `Spans` has last taken them.
     - `log`: the latest calls, and what the samples found between them, in rows of four: for a call,
         the function's `Tried`, the mode in which it was served, and when it began and ended, by the
-        clock; for a sample of work that takes as long in all modes, `None`, an empty string, its
-        seconds, and zero. Not in tuples, because garbage collection would have to visit them.
+        clock; for the samples of Python between two calls, `None`, an empty string, their seconds,
+        and zero. Not in tuples, because garbage collection would have to visit them.
     - `others`: how often each other thread was found in each place, by the thread's name.
     - `timer`: the timer that interrupts the main thread.
     - `offset`: by how much the clock is behind `time.perf_counter` while it runs.
@@ -141,8 +144,12 @@ class Sampler:
                 raise
         finally:
             self.places[place] += seconds
-            if place[0] not in BY_MODE:
-                self.log.extend((None, "", seconds, 0.0))
+            if place[0] is PYTHON:
+                # One row for all samples between two calls, so that they don't displace the calls.
+                if self.log and self.log[-4] is None:
+                    self.log[-2] += seconds
+                else:
+                    self.log.extend((None, "", seconds, 0.0))
             self.release(time.perf_counter())
 
     def _sample_others(self) -> None:
@@ -171,8 +178,9 @@ def _place_of(
             line = CallSite(code.co_filename, _line_number(frame), code.co_qualname)
         elif line is None and is_jaxs(code.co_filename):
             # The last assignment counts: the outermost JAX function inside the user's line, which
-            # is the function that the line has called.
-            of_jax = code.co_name
+            # is the function that the line has called. But whatever reads an array waits for it,
+            # such as `jax.tree.map(float, results)`.
+            of_jax = of_jax if of_jax in _READS else code.co_name
         frame = frame.f_back
     line = line or NO_LINE
     if is_call:

@@ -41,9 +41,10 @@ _N_AWAITED = 16
 # isn't slowed down.
 _FACTOR = 3.0
 
-# Work of this many seconds between two calls, other than waiting for results, isn't compared. It
-# takes as long in all modes, but most short blocks don't meet it, and the others meet too much of
-# it, if it is as rare as a checkpoint that is written every 100 calls.
+# Python's work of this many seconds between two calls isn't compared. It takes as long in all modes,
+# but most short blocks don't meet it, and the others meet too much of it, if it is as rare as a
+# checkpoint that is written every 100 calls. Operations of JAX are compared, because some of them
+# wait for results.
 _LONG_WORK = 0.005
 
 # The spans of one mode between two functions: for each block, their seconds and their number.
@@ -57,7 +58,7 @@ class _Call:
     - `function`: the function's `Tried`.
     - `served_by`: the mode in which it was served, which may not be that of the block.
     - `begun`, `ended`: when, by the sampler's clock.
-    - `work`: the seconds of work that the samples found after it.
+    - `work`: the seconds of Python's work that the samples found after it.
     """
 
     function: Any
@@ -122,6 +123,9 @@ class Spans:
         if self.mode is OURS:
             self._sampler.log.clear()
             return
+        # The call itself is the last row.
+        for _ in range(4):
+            self._sampler.log.pop()
         self._end_block(None)
         # The short blocks begin again at once after a comparison, since there are only a few. A
         # program may trace for ever, and a call would be compared each time.
@@ -133,6 +137,7 @@ class Spans:
         """Forget all spans, because a call that began at a time of the clock ends start-up."""
         self._alike.clear()
         self._places.clear()
+        self._sampler.places.clear()
         self._sampler.log.clear()
         self.n_calls = self._n_ours = self._n_long = 0
         self._begin(OURS, time.perf_counter())
@@ -183,6 +188,16 @@ class Spans:
         """
         sampler, mode = self._sampler, self.mode
         taken, sampler.places = sampler.places, defaultdict(float)
+        if mode is OURS:
+            n = self.n_calls - self._n_before
+            self._n_ours += n
+            self._n_before = self.n_calls
+            of_calls = sum(spent for (kind, _), spent in taken.items() if kind is CALLS)
+            # The samples may have ended, because the program uses alarms itself.
+            if of_calls > self.overhead * n:
+                for place in taken:
+                    if place[0] is CALLS:
+                        taken[place] *= 1 - self.overhead * n / of_calls
         for place, spent in taken.items():
             if mode is OURS or place[0] not in BY_MODE:
                 self._places[place] += spent
@@ -190,9 +205,8 @@ class Spans:
         for call in calls:
             if call.served_by is mode:
                 call.function.times[mode].append(call.ended - call.begun)
-        if mode is OURS:
-            self._n_ours += self.n_calls - self._n_before
-        if calls and next_function is not None:
+        # A block of eqxjit's that has just one call shows only a call that is awaited.
+        if next_function is not None and len(calls) > (mode is OURS):
             self._compare([*calls, _Call(next_function, mode, sampler.clock())])
         sampler.log.clear()
 
@@ -204,7 +218,7 @@ class Spans:
             if function is not None:
                 calls.append(_Call(function, served_by, begun, ended))
             elif calls:
-                # A sample, and its seconds.
+                # Samples, and their seconds.
                 calls[-1].work += begun
         if self.mode is OURS:
             return calls
@@ -241,12 +255,8 @@ class Spans:
     def places(self) -> dict[Place, float]:
         """The seconds of each place, if eqxjit had served all calls as usual."""
         factor = self.n_calls / max(1, self._n_ours)
-        factors: dict[str, float] = dict.fromkeys(BY_MODE, factor)
-        of_calls = sum(spent for (kind, _), spent in self._places.items() if kind is CALLS)
-        if of_calls:
-            factors[CALLS] *= max(0.0, 1 - self.overhead * self._n_ours / of_calls)
         return {
-            place: max(0.0, spent) * factors.get(place[0], 1.0)
+            place: max(0.0, spent) * (factor if place[0] in BY_MODE else 1.0)
             for place, spent in self._places.items()
         }
 

@@ -256,7 +256,7 @@ class Swap:
         self, tried: Tried, mode: str, is_random: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
         """Return the mode in which a call is served, and its parts if it is to be compared."""
-        awaited = AWAITED if is_random else mode
+        awaited = AWAITED if is_random and self.current.thread.is_main else mode
         if not self._compares or not (tried.n_due > 0 or is_random or mode is THEIRS):
             return awaited, None
         tried.n_due -= 1
@@ -287,7 +287,9 @@ class Swap:
             outcome = Outcome(None, error)
         if thread.is_main:
             sampler.hold(time.perf_counter())
-            sampler.log.extend((to.tried, mode, begun, sampler.clock()))
+            # The time of a call that fails is none of a usual call.
+            served_by = mode if outcome.error is None else ""
+            sampler.log.extend((to.tried, served_by, begun, sampler.clock()))
         return outcome
 
     def _account(self, tried: Tried, outcome: Outcome, is_spoiled: bool) -> None:
@@ -304,7 +306,7 @@ class Swap:
                 tried.effects = tried.effects or "it calls Python"
         if not thread.is_main:
             return
-        if not (self.is_steady or thread.has_compiled or outcome.error):
+        if not (self.is_steady or thread.has_compiled or outcome.error is not None):
             self.is_steady = True
             *_, begun, _ = self.sampler.log
             self.startup += begun
