@@ -41,10 +41,10 @@ _N_AWAITED = 16
 # isn't slowed down.
 _FACTOR = 3.0
 
-# Python's work of this many seconds between two calls isn't compared. It takes as long in all modes,
-# but most short blocks don't meet it, and the others meet too much of it, if it is as rare as a
-# checkpoint that is written every 100 calls. Operations of JAX are compared, because some of them
-# wait for results.
+# Python's work of this many seconds between two calls isn't compared. It takes as long in all
+# modes, but most short blocks don't meet it, and the others meet too much of it, if it is as rare
+# as a checkpoint that is written every 100 calls. Operations of JAX are compared, because some of
+# them wait for results.
 _LONG_WORK = 0.005
 
 # The spans of one mode between two functions: for each block, their seconds and their number.
