@@ -127,11 +127,9 @@ class Spans:
         for _ in range(4):
             self._sampler.log.pop()
         self._end_block(None)
-        # The short blocks begin again at once after a comparison, since there are only a few. A
-        # program may trace for ever, and a call would be compared each time.
-        now = time.perf_counter()
-        self._begin(OURS, now)
-        self._set_length(now, _MIN_SECONDS if has_compiled else 0.0)
+        # The short blocks begin again after the next call if it was a comparison, since there are
+        # only a few. A program may trace for ever, and a call would be compared each time.
+        self._begin_long(time.perf_counter(), _MIN_SECONDS if has_compiled else 0.0)
 
     def restart(self, begun: float) -> None:
         """Forget all spans, because a call that began at a time of the clock ends start-up."""
@@ -162,8 +160,7 @@ class Spans:
 
     def _begin_block(self, now: float) -> None:
         if self.mode is AWAITED:
-            self._begin(OURS, now)
-            self._set_length(now, now - self._short_begun)
+            self._begin_long(now, now - self._short_begun)
             return
         if self.mode is OURS:
             self.logs_until = 0.0
@@ -175,8 +172,9 @@ class Spans:
         self._begun, self._begun_clock = now, self._sampler.clock()
         self._n_before = self.n_calls
 
-    def _set_length(self, now: float, seconds: float) -> None:
-        """Set how long a block of eqxjit's lasts, after short blocks of so many seconds."""
+    def _begin_long(self, now: float, seconds: float) -> None:
+        """Begin a block of eqxjit's after short blocks that have taken some seconds."""
+        self._begin(OURS, now)
         self._n_long += seconds > 0
         self.logs_until = now + _FACTOR * self._n_long * seconds
 
@@ -192,22 +190,22 @@ class Spans:
             n = self.n_calls - self._n_before
             self._n_ours += n
             self._n_before = self.n_calls
-            of_calls = sum(spent for (kind, _), spent in taken.items() if kind is CALLS)
-            # The samples may have ended, because the program uses alarms itself.
+            calls = [place for place in taken if place[0] is CALLS]
+            of_calls = sum(taken[place] for place in calls)
+            # It may be less if the samples have ended, because the program uses alarms itself.
             if of_calls > self.overhead * n:
-                for place in taken:
-                    if place[0] is CALLS:
-                        taken[place] *= 1 - self.overhead * n / of_calls
+                for place in calls:
+                    taken[place] *= 1 - self.overhead * n / of_calls
         for place, spent in taken.items():
             if mode is OURS or place[0] not in BY_MODE:
                 self._places[place] += spent
-        calls = self._warm_calls()
-        for call in calls:
+        warm = self._warm_calls()
+        for call in warm:
             if call.served_by is mode:
                 call.function.times[mode].append(call.ended - call.begun)
         # A block of eqxjit's that has just one call shows only a call that is awaited.
-        if next_function is not None and len(calls) > (mode is OURS):
-            self._compare([*calls, _Call(next_function, mode, sampler.clock())])
+        if next_function is not None and len(warm) > (mode is OURS):
+            self._compare([*warm, _Call(next_function, mode, sampler.clock())])
         sampler.log.clear()
 
     def _warm_calls(self) -> list[_Call]:
