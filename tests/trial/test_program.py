@@ -70,13 +70,20 @@ def test_only_eqxjit_is_timed_without_a_comparison(tmp_path):
     assert "Under Equinox" not in result.stdout
 
 
+# A shell that starts the tests in the background has them, and their children, ignore SIGINT.
+INTERRUPTED = (
+    "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "os.kill(os.getpid(), signal.SIGINT)"
+)
+
+
 @pytest.mark.parametrize(
     ("ending", "status", "message"),
     [
         ("sys.exit(3)", 3, ""),
         ("sys.exit()", 0, ""),
         ("raise KeyError('oh')", 1, "KeyError: 'oh'"),
-        ("import signal, os; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt"),
+        (INTERRUPTED, -2, "KeyboardInterrupt"),
     ],
 )
 def test_what_was_seen_is_printed_however_it_ends(tmp_path, ending, status, message):
