@@ -53,10 +53,9 @@ def loop(n):
         with Timed("jitted calls"):
             for _ in range(n_of["calls"]):
                 call(model, x)
-            if n_of["waits"]:
-                result = compute(big)
         if n_of["waits"]:
             with Timed("waiting"):
+                result = compute(big)
                 WAIT
         with Timed("operations outside jit"):
             for _ in range(n_of["operations"]):

@@ -107,6 +107,22 @@ def test_waiting_for_results_is_not_saved(is_read):
         assert share_of(trial, "waiting") + share_of(trial, "jitted calls") > 0.6
 
 
+def test_calls_that_wait_for_computations_are_waiting():
+    @eqxjit.filter_jit
+    def compute(x):
+        for _ in range(8):
+            x = x @ x / len(x)
+        return x
+
+    x = jnp.ones((300, 300))
+    with eqxjit.trial(compare=False) as trial:
+        # Nothing is read, but JAX lets only some computations be under way.
+        for _ in range(400):
+            y = compute(x)
+    assert y.shape == x.shape
+    assert share_of(trial, "waiting") > 2 * share_of(trial, "jitted calls")
+
+
 def test_a_short_program_is_timed():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:

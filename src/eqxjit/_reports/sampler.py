@@ -52,6 +52,9 @@ _MAX_LOGGED = 5_000
 # Other threads are sampled in one of this many ticks.
 _ONE_IN = 20
 
+# A jitted call that goes on for this many seconds after a tick was due may have waited.
+_LATE = 2e-4
+
 #: Stands for the user's line where no line of the user's is on the stack.
 NO_LINE = CallSite("<unknown>", 0)
 
@@ -62,7 +65,8 @@ Place = tuple[str, CallSite]
 class Sampler:
     """Samples the main thread from `start` to `stop`, by a clock that the trial can stop.
 
-    - `places`: the seconds spent in each place since `Spans` has last taken them.
+    - `latest`: the `Tried` of the function that was called last.
+    - `places`: the seconds spent in each place, by `latest`, since `Spans` has last taken them.
     - `log`: the latest calls, and what the samples found between them, in rows of four: for a call,
         the function's `Tried`, the mode in which it was served, and when it began and ended, by the
         clock; for the samples of Python between two calls, `None`, an empty string, their seconds,
@@ -74,7 +78,8 @@ class Sampler:
 
     def __init__(self, entrance: types.CodeType):
         """`entrance` is the code through which all jitted calls go."""
-        self.places: defaultdict[Place, float] = defaultdict(float)
+        self.places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
+        self.latest: Any = None
         self.log: deque[Any] = deque(maxlen=4 * _MAX_LOGGED)
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
         self.timer = Timer(self._tick)
@@ -84,8 +89,11 @@ class Sampler:
         # When the clock was stopped; None while it runs.
         self._stopped: float | None = None
         self._n_ticks = 0
+        # The clocks at the end of the latest tick.
+        self._seen = 0.0, 0.0, 0.0
 
     def start(self) -> None:
+        self._seen = _clocks()
         self.offset = time.perf_counter()
         self.timer.start()
 
@@ -125,13 +133,15 @@ class Sampler:
         """Return what the current thread is doing, and for which line of the user's."""
         return _place_of(frame, self._entrance)
 
-    def _tick(self, frame: types.FrameType | None, seconds: float) -> None:
+    def _tick(self, frame: types.FrameType, seconds: float, late: float) -> None:
         if self.is_held:
             return
         self.hold(time.perf_counter())
         place = PYTHON, NO_LINE
         try:
             place = self.place_of(frame)
+            if place[0] is CALLS and self._has_waited(frame, late):
+                place = WAITING, place[1]
             self._n_ticks += 1
             if self._n_ticks % _ONE_IN == 0:
                 self._sample_others()
@@ -143,14 +153,30 @@ class Sampler:
             if comes_from_signal_handler(error):
                 raise
         finally:
-            self.places[place] += seconds
+            self.places[place, self.latest] += seconds
             if place[0] is PYTHON:
                 # One row for all samples between two calls, so that they don't displace the calls.
                 if self.log and self.log[-4] is None:
                     self.log[-2] += seconds
                 else:
                     self.log.extend((None, "", seconds, 0.0))
-            self.release(time.perf_counter())
+            self._seen = _clocks()
+            self.release(self._seen[0])
+
+    def _has_waited(self, frame: types.FrameType, late: float) -> bool:
+        """Return whether a jitted call has waited for a computation since a tick was due.
+
+        On a CPU a call waits if too many computations are under way. It also waits, in effect, if
+        the system gives this thread's core to a computation. Then other threads of the process have
+        run since the latest tick, and this thread hasn't.
+        """
+        if late < _LATE or is_jaxs(frame.f_code.co_filename):
+            # Below a warm call there is no frame of JAX's. Otherwise, JAX compiles.
+            return False
+        seconds, mine, everyones = (
+            now - seen for now, seen in zip(_clocks(), self._seen, strict=True)
+        )
+        return min(seconds - mine, everyones - mine) > late / 2
 
     def _sample_others(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -163,17 +189,22 @@ class Sampler:
             self.others[names.get(ident, str(ident))][place] += 1
 
 
+def _clocks() -> tuple[float, float, float]:
+    """Return the time, and the seconds for which this thread and all threads have been running."""
+    return time.perf_counter(), time.thread_time(), time.process_time()
+
+
 def _place_of(
     innermost: types.FrameType | None, entrance: types.CodeType, may_read_locals: bool = True
 ) -> Place:
-    line = of_jax = None
-    is_call = False
+    line = of_jax = kind = None
     frame = innermost
     while frame is not None:
         code = frame.f_code
         if code is entrance:
             # All frames further inside belong to the jitted call. The user's line is outside.
-            line, is_call = None, True
+            kind = WAITING if _KIND_OF_NAME.get(of_jax or "") is WAITING else CALLS
+            line = None
         elif line is None and is_users(code.co_filename) and _has_source(code.co_filename):
             line = CallSite(code.co_filename, _line_number(frame), code.co_qualname)
         elif line is None and is_jaxs(code.co_filename):
@@ -183,8 +214,8 @@ def _place_of(
             of_jax = of_jax if of_jax in _READS else code.co_name
         frame = frame.f_back
     line = line or NO_LINE
-    if is_call:
-        return CALLS, line
+    if kind is not None:
+        return kind, line
     if of_jax is not None:
         return _KIND_OF_NAME.get(of_jax, OPERATIONS), line
     if innermost is None or innermost.f_code.co_filename.startswith(OUR_FILES):

@@ -13,13 +13,13 @@ import dataclasses
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
 
 from .._text import comes_from_signal_handler
-from .sampler import BY_MODE, CALLS, Place, Sampler
+from .sampler import BY_MODE, Place, Sampler
 
 #: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit. Short
 #: blocks of the first two take turns with long blocks of the last.
@@ -78,19 +78,18 @@ class Spans:
     - `overhead`: the seconds by which the trial prolongs each call that is only logged.
     """
 
-    def __init__(self, sampler: Sampler, can_swap: Callable[[], bool]):
-        """`can_swap` tells whether Equinox can serve any calls."""
+    def __init__(self, sampler: Sampler, tried: Mapping[Any, Any]):
+        """`tried` has the `Tried` of each function."""
         self.mode = OURS
         self.logs_until = 0.0
         self.n_calls = 0
         self.overhead = 0.0
-        self._sampler, self._can_swap = sampler, can_swap
+        self._sampler, self._tried = sampler, tried
         # By the two functions, and by mode.
         self._alike: defaultdict[Hashable, dict[str, _Blocks]] = defaultdict(dict)
-        # What the samples found: calls and waiting in blocks of eqxjit's, all else in all blocks.
-        self._places: defaultdict[Place, float] = defaultdict(float)
-        # How many of the calls were in blocks of eqxjit's.
-        self._n_ours = 0
+        # What the samples found, by the function that was called last: calls and waiting in blocks
+        # of eqxjit's, all else in all blocks.
+        self._places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         # When the steady state began, by the sampler's clock.
         self._steady = 0.0
         # The block under way: when it began, by both clocks, and how many calls there were before.
@@ -137,7 +136,10 @@ class Spans:
         self._places.clear()
         self._sampler.places.clear()
         self._sampler.log.clear()
-        self.n_calls = self._n_ours = self._n_long = 0
+        for each in self._tried.values():
+            each.n_served.clear()
+        self._count_calls()
+        self.n_calls = self._n_long = 0
         self._begin(OURS, time.perf_counter())
         self.n_calls = 1
         self._steady = begun
@@ -165,7 +167,8 @@ class Spans:
         if self.mode is OURS:
             self.logs_until = 0.0
             self._short_begun = now
-        self._begin(THEIRS if self.mode is OURS and self._can_swap() else AWAITED, now)
+        can_swap = any(each.is_right for each in self._tried.values())
+        self._begin(THEIRS if self.mode is OURS and can_swap else AWAITED, now)
 
     def _begin(self, mode: str, now: float) -> None:
         self.mode, self._is_last = mode, False
@@ -186,19 +189,10 @@ class Spans:
         """
         sampler, mode = self._sampler, self.mode
         taken, sampler.places = sampler.places, defaultdict(float)
-        if mode is OURS:
-            n = self.n_calls - self._n_before
-            self._n_ours += n
-            self._n_before = self.n_calls
-            calls = [place for place in taken if place[0] is CALLS]
-            of_calls = sum(taken[place] for place in calls)
-            # It may be less if the samples have ended, because the program uses alarms itself.
-            if of_calls > self.overhead * n:
-                for place in calls:
-                    taken[place] *= 1 - self.overhead * n / of_calls
-        for place, spent in taken.items():
+        self._count_calls()
+        for (place, function), spent in taken.items():
             if mode is OURS or place[0] not in BY_MODE:
-                self._places[place] += spent
+                self._places[place, function] += spent
         warm = self._warm_calls()
         for call in warm:
             if call.served_by is mode:
@@ -207,6 +201,12 @@ class Spans:
         if next_function is not None and len(warm) > (mode is OURS):
             self._compare([*warm, _Call(next_function, mode, sampler.clock())])
         sampler.log.clear()
+
+    def _count_calls(self) -> None:
+        """Count the calls since the latest count for the mode of the block under way."""
+        for each in self._tried.values():
+            each.n_served[self.mode] += each.calls - each.n_counted
+            each.n_counted = each.calls
 
     def _warm_calls(self) -> list[_Call]:
         """Return the logged calls without the first ones of a short block."""
@@ -241,7 +241,8 @@ class Spans:
     @property
     def seconds(self) -> float:
         """The seconds that all spans would take under eqxjit."""
-        seconds = self._sampler.clock() - self._steady - self.overhead * self._n_ours
+        n_ours = sum(each.n_served[OURS] for each in self._tried.values())
+        seconds = self._sampler.clock() - self._steady - self.overhead * n_ours
         for alike in self._alike.values():
             for mode, blocks in alike.items():
                 if mode is not OURS and OURS in alike:
@@ -252,11 +253,13 @@ class Spans:
     @property
     def places(self) -> dict[Place, float]:
         """The seconds of each place, if eqxjit had served all calls as usual."""
-        factor = self.n_calls / max(1, self._n_ours)
-        return {
-            place: max(0.0, spent) * (factor if place[0] in BY_MODE else 1.0)
-            for place, spent in self._places.items()
-        }
+        found: defaultdict[Place, float] = defaultdict(float)
+        for (place, function), spent in self._places.items():
+            factor = 1.0
+            if place[0] in BY_MODE and function is not None:
+                factor = function.n_served.total() / max(1, function.n_served[OURS])
+            found[place] += max(0.0, spent) * factor
+        return found
 
     @property
     def excess(self) -> float:

@@ -87,6 +87,8 @@ class Interceptor:
                 return swap.call(self, args, kwargs, now)
             tried.calls += 1
             begun = now - sampler.offset
+            if thread.is_main:
+                sampler.latest = tried
             result = self.ours(*args, **kwargs)
             if thread.is_main:
                 spans.n_calls += 1
@@ -127,7 +129,7 @@ class Swap:
         self.current = _Current()
         self.current.thread.is_main = True
         self.sampler = Sampler(Interceptor.__call__.__code__)
-        self.spans = Spans(self.sampler, self._can_swap)
+        self.spans = Spans(self.sampler, self.tried)
         self.is_steady = False
         self.startup = 0.0
         self._compares = compares
@@ -218,10 +220,11 @@ class Swap:
             if is_main:
                 sampler.hold(begun)
             tried = to.tried = self._tried_of(to.ours)
-            tried.calls += 1
             mode, is_random = OURS, self._random.random() < 1 / _ONE_IN
             if is_main:
                 mode, is_random = self.spans.begin_call(tried, begun)
+            # The calls until now belong to the block before.
+            tried.calls += 1
             served_by, compared = self._choose(tried, mode, is_random, args, kwargs)
             # Copied before the call, because the call may donate the arrays.
             given = tried.copies_for(compared)
@@ -249,9 +252,6 @@ class Swap:
             # the error would keep both alive.
             del error, outcome
 
-    def _can_swap(self) -> bool:
-        return any(tried.is_right for tried in self.tried.values())
-
     def _choose(
         self, tried: Tried, mode: str, is_random: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
@@ -275,6 +275,7 @@ class Swap:
         thread.has_compiled, thread.traces = False, ()
         if thread.is_main:
             sampler.release(time.perf_counter())
+            sampler.latest = to.tried
         begun = sampler.clock()
         try:
             outcome = Outcome(served(*args, **kwargs), None)
@@ -371,10 +372,10 @@ class Swap:
         # The sampler has counted these seconds as a jitted call or an operation. Move them.
         sampler = self.sampler
         kind, line = sampler.place_of(sys._getframe(1))
-        sampler.places[kind, line] -= seconds
+        sampler.places[(kind, line), sampler.latest] -= seconds
         key = name, phase, line if record is None else record.place
         if key in self._seen:
-            sampler.places[COMPILING, line] += seconds
+            sampler.places[(COMPILING, line), sampler.latest] += seconds
         else:
             self._seen.add(key)
             self.startup += seconds

@@ -38,11 +38,12 @@ _original = {name: function for name, (_, function) in _functions.items()}
 
 
 class Timer:
-    """Calls `tick(frame, seconds)` every few milliseconds in the main thread.
+    """Calls `tick(frame, seconds, late)` every few milliseconds in the main thread.
 
-    `frame` is the frame that was interrupted, and `seconds` the time for which the tick stands.
-    Python interrupts only between two bytecodes, so a call into C is over when `tick` is called. If
-    several ticks were due during the call, `tick` is called once, with the sum of their seconds.
+    `frame` is the frame that was interrupted, `seconds` the time for which the tick stands, and
+    `late` how many seconds ago it was due. Python interrupts only between two bytecodes, so a call
+    into C is over when `tick` is called. If several ticks were due during the call, `tick` is
+    called once, with the sum of their seconds.
 
     A sampling thread instead would run only when the main thread releases Python's lock, which
     favors some lines. In Python 3.11 it may also find a frame that is being freed.
@@ -53,7 +54,7 @@ class Timer:
     - `has_yielded`: whether it was stopped because the program uses alarms itself.
     """
 
-    def __init__(self, tick: Callable[[types.FrameType | None, float], None]) -> None:
+    def __init__(self, tick: Callable[[types.FrameType, float, float], None]) -> None:
         self._tick = tick
         # Not the module's own functions, whose random numbers are the program's.
         self._random = random.Random()
@@ -124,7 +125,7 @@ class Timer:
         self.has_yielded |= self.is_on
         self.stop()
 
-    def _on_alarm(self, _: int, frame: types.FrameType | None) -> None:
+    def _on_alarm(self, _: int, frame: Any) -> None:
         if not self.is_on:
             # A tick that was due when the timer was stopped. It is none of the program's alarms.
             return
@@ -133,13 +134,13 @@ class Timer:
             # The alarm that the program had set before the trial is due.
             self._yield()
             return
-        seconds = 0.0
+        seconds, late = 0.0, now - self._due
         while self._due <= now:
             interval = self._random.uniform(*_INTERVALS)
             self._due += interval
             seconds += interval
         try:
-            self._tick(frame, seconds)
+            self._tick(frame, seconds, late)
         finally:
             # Another thread may have stopped the timer meanwhile, to set an alarm of its own.
             if self.is_on:

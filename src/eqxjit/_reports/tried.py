@@ -69,6 +69,8 @@ class Tried:
     - `is_excluded`: whether no call may run under Equinox.
     - `was_traced`: whether eqxjit traced the function before the trial.
     - `calls`: how often the function was called.
+    - `n_served`: how many calls there were in the blocks of each mode.
+    - `n_counted`: how many of all calls `n_served` counts, or has counted before start-up.
     - `n_due`: how many of the next calls are looked at, because their kind may be new. Not positive
         if none is.
     - `compared`: how many calls were compared.
@@ -88,6 +90,8 @@ class Tried:
     is_excluded: bool = False
     was_traced: bool = False
     calls: int = 0
+    n_served: Counter[str] = dataclasses.field(default_factory=Counter)
+    n_counted: int = 0
     n_due: int = N_FIRST
     compared: int = 0
     by_kind: Counter[Any] = dataclasses.field(default_factory=Counter)
