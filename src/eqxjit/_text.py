@@ -1,14 +1,13 @@
 """Short texts of values and numbers for messages, and switches in environment variables."""
 
+import contextlib
 import difflib
 import os
 import signal
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
-
-# A trial replaces `signal.getsignal`, to give way to programs that call it.
-_getsignal = signal.getsignal
 
 # The setting of a switch, by the value of its environment variable in lower case.
 _SETTINGS = {
@@ -68,7 +67,7 @@ def comes_from_signal_handler(error: BaseException) -> bool:
     Python runs a handler in the middle of whatever the main thread does. The handler's error isn't
     an error of the interrupted code, so code that handles its own errors must let this one pass.
     """
-    handlers = [_code_of_handler(_getsignal(each)) for each in signal.valid_signals()]
+    handlers = [_code_of_handler(signal.getsignal(each)) for each in signal.valid_signals()]
     previous: types.FrameType | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         # Python passes a handler the frame that it interrupts. In the traceback, that frame comes
@@ -82,6 +81,19 @@ def comes_from_signal_handler(error: BaseException) -> bool:
             return True
         previous = frame
     return False
+
+
+@contextlib.contextmanager
+def suppressed() -> Iterator[None]:
+    """Suppress the errors of a block that may fail, but not those that a signal handler raises."""
+    try:
+        yield
+    except RecursionError:
+        # The stack may be too deep to look at the error.
+        pass
+    except Exception as error:
+        if comes_from_signal_handler(error):
+            raise
 
 
 def _code_of_handler(handler: Any) -> types.CodeType | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .._places import CallSite, Place
-from .._text import comes_from_signal_handler, short
+from .._text import short, suppressed
 from .constants import CapturedArray, constants_of
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, differences_of_functions, distance
@@ -137,14 +137,11 @@ class TraceRecord:
     def constants(self) -> tuple[CapturedArray, ...]:
         """The arrays that the program closes over; computed lazily, once."""
         roots = [root for ref in self.roots if (root := ref()) is not None]
-        try:
+        # The search for names reads the user's objects, which may raise any error. Such an error
+        # must not make a call or a report fail.
+        with suppressed():
             return constants_of(self.jaxpr(), roots)
-        except Exception as error:
-            # The search for names reads the user's objects, which may raise any error. Such an
-            # error must not make a call or a report fail.
-            if comes_from_signal_handler(error):
-                raise
-            return ()
+        return ()
 
     @property
     def program(self) -> Program | None:

@@ -17,7 +17,7 @@ import jax
 
 from .._core.wrapper import JitFunction
 from .._places import OUR_FILES, CallSite, is_jaxs, is_users
-from .._text import comes_from_signal_handler
+from .._text import suppressed
 from .timer import Timer
 
 CALLS = "jitted calls"
@@ -139,19 +139,15 @@ class Sampler:
         self.hold(time.perf_counter())
         place = PYTHON, NO_LINE
         try:
-            place = self.place_of(frame)
-            if place[0] is CALLS and self._has_waited(frame, late):
-                place = WAITING, place[1]
-            self._n_ticks += 1
-            if self._n_ticks % _ONE_IN == 0:
-                self._sample_others()
-        except RecursionError:
-            # The program's stack is too deep for another call.
-            pass
-        except Exception as error:
-            # A class of the user's may raise an error if it is asked for an attribute.
-            if comes_from_signal_handler(error):
-                raise
+            # The program's stack may be too deep for another call, and a class of the user's may
+            # raise an error if it is asked for an attribute.
+            with suppressed():
+                place = self.place_of(frame)
+                if place[0] is CALLS and self._has_waited(frame, late):
+                    place = WAITING, place[1]
+                self._n_ticks += 1
+                if self._n_ticks % _ONE_IN == 0:
+                    self._sample_others()
         finally:
             self.places[place, self.latest] += seconds
             if place[0] is PYTHON:

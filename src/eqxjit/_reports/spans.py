@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from .._text import comes_from_signal_handler
+from .._text import suppressed
 from .sampler import BY_MODE, Place, Sampler
 
 #: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit. Short
@@ -288,9 +288,6 @@ def _mean(blocks: _Blocks, outer: float = 0.0) -> float:
 
 def wait_for(result: Any) -> None:
     """Wait until the arrays of a result are ready."""
-    try:
+    # If the computation has failed, the program finds out when it reads the result.
+    with suppressed():
         jax.block_until_ready(result)
-    except Exception as error:
-        if comes_from_signal_handler(error):
-            raise
-        # If the computation has failed, the program finds out when it reads the result.

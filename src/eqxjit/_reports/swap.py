@@ -28,7 +28,7 @@ from .._places import trim
 from .._text import comes_from_signal_handler
 from .sampler import COMPILING, Sampler
 from .spans import AWAITED, OURS, THEIRS, Spans, wait_for
-from .tried import N_FIRST, Outcome, Parts, Prints, Tried, tried_of, upstream
+from .tried import N_FIRST, Outcome, Parts, Tried, tried_of, upstream
 
 # Only the main thread has spans. In any other thread, one call in this many is compared, except
 # while calls are only logged.
@@ -229,12 +229,9 @@ class Swap:
             # Copied before the call, because the call may donate the arrays.
             given = tried.copies_for(compared)
             is_compared = compared is not None and given is not None
-            with Prints() if is_compared else contextlib.nullcontext() as prints:
-                outcome = self._serve(to, served_by, args, kwargs)
+            outcome = self._serve(to, served_by, args, kwargs)
             self._account(tried, outcome, is_compared and not is_random)
             if compared is not None and given is not None:
-                if prints is not None and prints.n_printed:
-                    tried.effects = tried.effects or "it prints"
                 tried.compare(to.ours.__wrapped__, to.theirs, compared, given, outcome)
             elif thread.traces and outcome.error is None:
                 self.compare_afterwards(to, args, kwargs, outcome.result)

@@ -17,14 +17,14 @@ from typing import Any
 # sleep deeply.
 _INTERVALS = 1e-3, 3e-3
 
-# The functions that show or set alarms, or wait for any signal, with the first argument for which
+# The functions that set alarms, or wait for any signal, with the first argument for which
 # they do (None for any argument). The timer stops before the program calls one of them.
 _USES_OF_ALARMS: dict[str, int | None] = {}
 if hasattr(signal, "setitimer"):
     _USES_OF_ALARMS = {
         **dict.fromkeys(("alarm", "pause", "sigwait", "sigwaitinfo", "sigtimedwait")),
-        **dict.fromkeys(("setitimer", "getitimer"), int(signal.ITIMER_REAL)),
-        **dict.fromkeys(("signal", "getsignal", "siginterrupt"), int(signal.SIGALRM)),
+        "setitimer": int(signal.ITIMER_REAL),
+        "signal": int(signal.SIGALRM),
         # A program that replaces itself by another one leaves it the timer, but not the handler.
         **dict.fromkeys(("execv", "execve")),
     }
@@ -71,8 +71,7 @@ class Timer:
         is_main = threading.current_thread() is threading.main_thread()
         if not (is_main and _USES_OF_ALARMS):
             return
-        handler = _original["getsignal"](signal.SIGALRM)
-        if isinstance(getattr(handler, "__self__", None), Timer):
+        if isinstance(getattr(signal.getsignal(signal.SIGALRM), "__self__", None), Timer):
             # A trial within another trial.
             return
         self.is_on = self.has_run = True
@@ -81,7 +80,7 @@ class Timer:
         self._handler = _original["signal"](signal.SIGALRM, self._on_alarm)
         # Python retries its own system calls after an alarm. With this flag, the system retries
         # most of those that C libraries make, which would otherwise fail.
-        _original["siginterrupt"](signal.SIGALRM, False)
+        signal.siginterrupt(signal.SIGALRM, False)
         self._due = time.perf_counter()
         left, self._repeat = self._set()
         if left:
@@ -101,7 +100,7 @@ class Timer:
         is_main = threading.current_thread() is threading.main_thread()
         # If the program has set a handler of its own meanwhile, keep that handler. The timer hasn't
         # noticed it if the program imported `signal.signal` by name before the trial.
-        if is_main and self.has_run and _original["getsignal"](signal.SIGALRM) == self._on_alarm:
+        if is_main and self.has_run and signal.getsignal(signal.SIGALRM) == self._on_alarm:
             # It is None if code in C had set it before Python began.
             _original["signal"](signal.SIGALRM, self._handler or signal.SIG_DFL)
             if self._alarm < math.inf:

@@ -1,5 +1,6 @@
 """Runs calls of a function under Equinox's `filter_jit`, too, and records the differences."""
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -20,7 +21,7 @@ from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
 from .._spec.static_key import interchangeable
 from .._spec.tree import combine, split
-from .._text import comes_from_signal_handler
+from .._text import comes_from_signal_handler, suppressed
 from .comparison import Unequal, compare, compare_errors
 from .spans import AWAITED, OURS, THEIRS
 
@@ -132,17 +133,14 @@ class Tried:
         """Return the parts of a call; None if the call may not run under Equinox."""
         if self.is_excluded:
             return None
-        try:
+        # If this fails, the call itself raises a better error.
+        with suppressed():
             spec, arrays, statics = split((args, kwargs))
             avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in arrays]
-            parts = Parts(spec, arrays, statics, (spec, tuple(avals)))
-        except Exception as error:
-            if comes_from_signal_handler(error):
-                raise
-            # The call itself raises a better error.
-            return None
-        self.exclude_if_stateful(parts.statics)
-        return None if self.is_excluded else parts
+            self.exclude_if_stateful(statics)
+            if not self.is_excluded:
+                return Parts(spec, arrays, statics, (spec, tuple(avals)))
+        return None
 
     def exclude_if_stateful(self, values: list[Any]) -> None:
         """Exclude the function if it reads something that changes with each call."""
@@ -165,15 +163,10 @@ class Tried:
 
     def copies_for(self, parts: Parts | None) -> list[Any] | None:
         """Return copies of the arrays of a call to compare; `None` if it can't be compared."""
-        if parts is None:
-            return None
-        try:
-            return self.copied(parts.arrays)
-        except Exception as error:
-            if comes_from_signal_handler(error):
-                raise
-            # An array was deleted, for example. The call itself raises a better error.
-            return None
+        # If an array was deleted, for example, the call itself raises a better error.
+        with suppressed():
+            return None if parts is None else self.copied(parts.arrays)
+        return None
 
     def copied(self, arrays: list[Any]) -> list[Any]:
         """Return the arrays, of which those that may be deleted or overwritten are copied."""
@@ -237,13 +230,18 @@ class Tried:
     def _run(self, theirs: Any, parts: Parts, given: list[Any]) -> Outcome:
         arrays = self.copied(given)
         args, kwargs = combine(parts.spec, iter(arrays), iter(parts.statics))
-        with Prints(drops=True):
-            try:
+        muted = _Muted(sys.stdout)
+        try:
+            with contextlib.redirect_stdout(muted):  # type: ignore[type-var]
                 return Outcome(theirs(*args, **kwargs), None)
-            except Exception as error:
-                if comes_from_signal_handler(error):
-                    raise
-                return Outcome(None, error)
+        except Exception as error:
+            if comes_from_signal_handler(error):
+                raise
+            return Outcome(None, error)
+        finally:
+            muted.is_on = False
+            if muted.n_printed:
+                self.effects = self.effects or "it prints"
 
 
 def tried_of(ours: Any) -> Tried:
@@ -288,37 +286,25 @@ def _differences(ours: Outcome, theirs: Outcome) -> list[Unequal]:
     return [*compare(ours.result, theirs.result)]
 
 
-class Prints:
-    """A context manager that counts what this thread prints, and drops it if `drops`.
+class _Muted:
+    """Stands for the standard output, and drops what one thread prints.
 
-    - `n_printed`: how many strings were printed.
+    - `n_printed`: how many strings were dropped.
+    - `is_on`: whether anything is dropped. When it is over, this object may still stand there, if
+        another thread was muted meanwhile.
     """
 
-    def __init__(self, drops: bool = False):
+    def __init__(self, stream: Any):
         self.n_printed = 0
-        self._drops = drops
+        self.is_on = True
+        self._stream = stream
         self._thread = threading.get_ident()
-        self._stream: Any = None
-
-    def __enter__(self) -> "Prints":
-        self._stream, sys.stdout = sys.stdout, self  # type: ignore[assignment]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._drops = False
-        if sys.stdout is self:
-            sys.stdout = self._stream
-        # Another stream may be there, of the call or of another thread's comparison.
-        outer = sys.stdout
-        while isinstance(outer, Prints) and outer._stream is not self:
-            outer = outer._stream
-        if isinstance(outer, Prints):
-            outer._stream = self._stream
 
     def write(self, text: str) -> int:
-        is_mine = threading.get_ident() == self._thread
-        self.n_printed += is_mine
-        return len(text) if is_mine and self._drops else self._stream.write(text)
+        if not self.is_on or threading.get_ident() != self._thread:
+            return self._stream.write(text)
+        self.n_printed += 1
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
