@@ -121,6 +121,8 @@ def test_calls_that_wait_for_computations_are_waiting():
             y = compute(x)
     assert y.shape == x.shape
     assert share_of(trial, "waiting") > 2 * share_of(trial, "jitted calls")
+    # Nothing is read, so to read it later wouldn't help.
+    assert "read results later" not in str(trial)
 
 
 def test_a_short_program_is_timed():

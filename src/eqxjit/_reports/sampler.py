@@ -71,6 +71,8 @@ class Sampler:
         the function's `Tried`, the mode in which it was served, and when it began and ended, by the
         clock; for the samples of Python between two calls, `None`, an empty string, their seconds,
         and zero. Not in tuples, because garbage collection would have to visit them.
+    - `waited_in_calls`: the seconds for which jitted calls waited for computations, a part of those
+        of `WAITING`.
     - `others`: how often each other thread was found in each place, by the thread's name.
     - `timer`: the timer that interrupts the main thread.
     - `offset`: by how much the clock is behind `time.perf_counter` while it runs.
@@ -81,6 +83,7 @@ class Sampler:
         self.places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         self.latest: Any = None
         self.log: deque[Any] = deque(maxlen=4 * _MAX_LOGGED)
+        self.waited_in_calls = 0.0
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
         self.timer = Timer(self._tick)
         self._entrance = entrance
@@ -145,6 +148,7 @@ class Sampler:
                 place = self.place_of(frame)
                 if place[0] is CALLS and self._has_waited(frame, late):
                     place = WAITING, place[1]
+                    self.waited_in_calls += seconds
                 self._n_ticks += 1
                 if self._n_ticks % _ONE_IN == 0:
                     self._sample_others()

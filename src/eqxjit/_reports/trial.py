@@ -237,7 +237,10 @@ class Trial:
             lines = [each for each in by_kind[kind] if each.share >= least][:_MAX_LINES]
             shown = [each for each in lines if each.line is not NO_LINE]
             text = ", ".join([f"{each.line} ({each.share:.0%})" for each in shown])
-            if kind in _REMEDIES:
+            in_calls = self._swap.sampler.waited_in_calls
+            is_limited = kind is WAITING and in_calls > share * self.seconds_steady / 2
+            # If calls wait for computations, reading the results later doesn't help.
+            if kind in _REMEDIES and not is_limited:
                 text += f": {_REMEDIES[kind]}" if text else _REMEDIES[kind]
             if kind is COMPILING:
                 text += "".join([f"\n{line}" for line in self._why_traced()])
