@@ -6,8 +6,10 @@ import os
 import signal
 import traceback
 import types
-from collections.abc import Iterator
 from typing import Any
+
+# A trial replaces `signal.getsignal`, to give way to programs that call it.
+_getsignal = signal.getsignal
 
 # The setting of a switch, by the value of its environment variable in lower case.
 _SETTINGS = {
@@ -67,7 +69,7 @@ def comes_from_signal_handler(error: BaseException) -> bool:
     Python runs a handler in the middle of whatever the main thread does. The handler's error isn't
     an error of the interrupted code, so code that handles its own errors must let this one pass.
     """
-    handlers = [_code_of_handler(signal.getsignal(each)) for each in signal.valid_signals()]
+    handlers = [_code_of_handler(_getsignal(each)) for each in signal.valid_signals()]
     previous: types.FrameType | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         # Python passes a handler the frame that it interrupts. In the traceback, that frame comes
@@ -83,17 +85,17 @@ def comes_from_signal_handler(error: BaseException) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def suppressed() -> Iterator[None]:
-    """Suppress the errors of a block that may fail, but not those that a signal handler raises."""
-    try:
-        yield
-    except RecursionError:
-        # The stack may be too deep to look at the error.
-        pass
-    except Exception as error:
-        if comes_from_signal_handler(error):
-            raise
+# Not a generator function, because the stack may be too deep for its frames.
+class _Suppressed(contextlib.AbstractContextManager[None]):
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        # After a `RecursionError`, the stack may be too deep to look at the error.
+        return isinstance(error, RecursionError) or (
+            isinstance(error, Exception) and not comes_from_signal_handler(error)
+        )
+
+
+#: Suppresses the errors of a block that may fail, but not those that a signal handler raises.
+suppressed = _Suppressed()
 
 
 def _code_of_handler(handler: Any) -> types.CodeType | None:

@@ -462,7 +462,7 @@ def test_an_alarm_of_the_program_comes_all_the_same():
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
-@pytest.mark.parametrize("asks", ["handler", "alarm", "keyword", "no"])
+@pytest.mark.parametrize("asks", ["handler", "timer", "alarm", "keyword", "no"])
 def test_a_program_that_uses_alarms_gets_them_as_they_are(asks, capsys):
     came = []
 
@@ -476,8 +476,12 @@ def test_a_program_that_uses_alarms_gets_them_as_they_are(asks, capsys):
             time.sleep(0.02)
             # Others aren't affected.
             signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
-            if asks == "alarm":
+            if asks == "timer":
+                assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+            elif asks == "alarm":
                 assert signal.alarm(0) == 0
+            elif asks == "handler":
+                assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
             if asks == "keyword":
                 signal.signal(signalnum=signal.SIGALRM, handler=came_one)
             elif asks != "no":

@@ -139,7 +139,7 @@ class TraceRecord:
         roots = [root for ref in self.roots if (root := ref()) is not None]
         # The search for names reads the user's objects, which may raise any error. Such an error
         # must not make a call or a report fail.
-        with suppressed():
+        with suppressed:
             return constants_of(self.jaxpr(), roots)
         return ()
 

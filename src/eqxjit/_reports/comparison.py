@@ -1,6 +1,5 @@
 """Compares two results of one call, part by part: structure, static objects, bits of arrays."""
 
-import contextlib
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 from .._compat import flatten_one_level
 from .._spec.static_key import static_key
 from .._spec.tree import is_array, read_node
-from .._text import short
+from .._text import short, suppressed
 
 
 class Unequal(NamedTuple):
@@ -109,7 +108,7 @@ def _is_same(a: Any, b: Any) -> bool:
     if isinstance(a, types.FunctionType):
         # Each trace creates a new function, so their code is compared.
         return a.__code__ is b.__code__
-    with contextlib.suppress(Exception):
+    with suppressed:
         if static_key(a) == static_key(b):
             return True
         return type(a).__eq__ is object.__eq__ and bool(vars(a)) and _is_same(vars(a), vars(b))

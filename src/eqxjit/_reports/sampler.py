@@ -52,8 +52,8 @@ _MAX_LOGGED = 5_000
 # Other threads are sampled in one of this many ticks.
 _ONE_IN = 20
 
-# A jitted call that goes on for this many seconds after a tick was due may have waited.
-_LATE = 2e-4
+# A call that takes this many seconds longer than a fast one may have waited for a computation.
+_LONG_CALL = 2e-4
 
 #: Stands for the user's line where no line of the user's is on the stack.
 NO_LINE = CallSite("<unknown>", 0)
@@ -65,8 +65,9 @@ Place = tuple[str, CallSite]
 class Sampler:
     """Samples the main thread from `start` to `stop`, by a clock that the trial can stop.
 
-    - `latest`: the `Tried` of the function that was called last.
-    - `places`: the seconds spent in each place, by `latest`, since `Spans` has last taken them.
+    - `latest`, `begun`: the `Tried` of the function that was called last, and when, by the clock.
+    - `places`: the seconds spent in each place, by the function called last, since `Spans` has
+        taken them.
     - `log`: the latest calls, and what the samples found between them, in rows of four: for a call,
         the function's `Tried`, the mode in which it was served, and when it began and ended, by the
         clock; for the samples of Python between two calls, `None`, an empty string, their seconds,
@@ -82,6 +83,7 @@ class Sampler:
         """`entrance` is the code through which all jitted calls go."""
         self.places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         self.latest: Any = None
+        self.begun = 0.0
         self.log: deque[Any] = deque(maxlen=4 * _MAX_LOGGED)
         self.waited_in_calls = 0.0
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
@@ -136,7 +138,7 @@ class Sampler:
         """Return what the current thread is doing, and for which line of the user's."""
         return _place_of(frame, self._entrance)
 
-    def _tick(self, frame: types.FrameType, seconds: float, late: float) -> None:
+    def _tick(self, frame: types.FrameType, seconds: float) -> None:
         if self.is_held:
             return
         self.hold(time.perf_counter())
@@ -144,9 +146,9 @@ class Sampler:
         try:
             # The program's stack may be too deep for another call, and a class of the user's may
             # raise an error if it is asked for an attribute.
-            with suppressed():
+            with suppressed:
                 place = self.place_of(frame)
-                if place[0] is CALLS and self._has_waited(frame, late):
+                if place[0] is CALLS and self._has_waited(frame):
                     place = WAITING, place[1]
                     self.waited_in_calls += seconds
                 self._n_ticks += 1
@@ -163,20 +165,25 @@ class Sampler:
             self._seen = _clocks()
             self.release(self._seen[0])
 
-    def _has_waited(self, frame: types.FrameType, late: float) -> bool:
-        """Return whether a jitted call has waited for a computation since a tick was due.
+    def _has_waited(self, frame: types.FrameType) -> bool:
+        """Return whether a jitted call that was interrupted has waited for a computation.
 
         On a CPU a call waits if too many computations are under way. It also waits, in effect, if
-        the system gives this thread's core to a computation. Then other threads of the process have
-        run since the latest tick, and this thread hasn't.
+        the system gives this thread's core to the computation that the call has started. While it
+        waits, other threads of the process run instead of this one.
         """
-        if late < _LATE or is_jaxs(frame.f_code.co_filename):
+        if self.latest is None or is_jaxs(frame.f_code.co_filename):
             # Below a warm call there is no frame of JAX's. Otherwise, JAX compiles.
             return False
+        call = self.clock() - self.begun
         seconds, mine, everyones = (
             now - seen for now, seen in zip(_clocks(), self._seen, strict=True)
         )
-        return min(seconds - mine, everyones - mine) > late / 2
+        if everyones - mine < call / 2 or seconds - mine < call / 2:
+            return False
+        # This thread may have been idle before the call began. If it has been running since the
+        # latest sample, too, the call has waited only if others are much faster.
+        return mine < call / 2 or call > self.latest.least + _LONG_CALL
 
     def _sample_others(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -203,8 +210,9 @@ def _place_of(
         code = frame.f_code
         if code is entrance:
             # All frames further inside belong to the jitted call. The user's line is outside.
-            kind = WAITING if _KIND_OF_NAME.get(of_jax or "") is WAITING else CALLS
-            line = None
+            # If a line of the user's is further inside, it is traced.
+            is_waiting = line is None and _KIND_OF_NAME.get(of_jax or "") is WAITING
+            kind, line = WAITING if is_waiting else CALLS, None
         elif line is None and is_users(code.co_filename) and _has_source(code.co_filename):
             line = CallSite(code.co_filename, _line_number(frame), code.co_qualname)
         elif line is None and is_jaxs(code.co_filename):

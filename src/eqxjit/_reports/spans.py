@@ -74,7 +74,6 @@ class Spans:
     - `mode`: the mode of the block under way.
     - `logs_until`: the time until which calls need only be logged and counted. `begin_call` decides
         about all calls after it.
-    - `n_calls`: how many calls there were since start-up.
     - `overhead`: the seconds by which the trial prolongs each call that is only logged.
     """
 
@@ -82,7 +81,6 @@ class Spans:
         """`tried` has the `Tried` of each function."""
         self.mode = OURS
         self.logs_until = 0.0
-        self.n_calls = 0
         self.overhead = 0.0
         self._sampler, self._tried = sampler, tried
         # By the two functions, and by mode.
@@ -92,9 +90,10 @@ class Spans:
         self._places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         # When the steady state began, by the sampler's clock.
         self._steady = 0.0
-        # The block under way: when it began, by both clocks, and how many calls there were before.
+        # The block under way: when it began, by both clocks, and how many calls it has, if it is
+        # short.
         self._begun = self._begun_clock = 0.0
-        self._n_before = 0
+        self._n = 0
         # Whether the latest call was the last one of a block of eqxjit's.
         self._is_last = False
         # When the latest short blocks began, and how many long blocks there were.
@@ -110,7 +109,9 @@ class Spans:
         if self._is_over(now):
             self._end_block(function)
             self._begin_block(now)
-        self.n_calls += 1
+        self._n += 1
+        function.n_ours += self.mode is OURS
+        function.n_short += self.mode is not OURS
         self._is_last = self.mode is OURS and now >= self.logs_until
         return self.mode, self._is_last
 
@@ -130,18 +131,12 @@ class Spans:
         # only a few. A program may trace for ever, and a call would be compared each time.
         self._begin_long(time.perf_counter(), _MIN_SECONDS if has_compiled else 0.0)
 
-    def restart(self, begun: float) -> None:
-        """Forget all spans, because a call that began at a time of the clock ends start-up."""
-        self._alike.clear()
-        self._places.clear()
+    def begin(self, function: Any, begun: float) -> None:
+        """Begin with a call of a function that began at a time of the clock."""
         self._sampler.places.clear()
         self._sampler.log.clear()
-        for each in self._tried.values():
-            each.n_served.clear()
-        self._count_calls()
-        self.n_calls = self._n_long = 0
         self._begin(OURS, time.perf_counter())
-        self.n_calls = 1
+        function.n_ours = 1
         self._steady = begun
 
     def end(self) -> None:
@@ -154,7 +149,7 @@ class Spans:
     def _is_over(self, now: float) -> bool:
         if self.mode is OURS:
             return self._is_last
-        n, seconds = self.n_calls - self._n_before, now - self._begun
+        n, seconds = self._n, now - self._begun
         if self.mode is AWAITED:
             return n >= _N_AWAITED or (seconds >= _MIN_SECONDS and n >= 2)
         is_long = seconds >= _MIN_SECONDS and n >= _MIN_CALLS
@@ -167,13 +162,13 @@ class Spans:
         if self.mode is OURS:
             self.logs_until = 0.0
             self._short_begun = now
-        can_swap = any(each.is_right for each in self._tried.values())
+        can_swap = any(each.is_right for each in [*self._tried.values()])
         self._begin(THEIRS if self.mode is OURS and can_swap else AWAITED, now)
 
     def _begin(self, mode: str, now: float) -> None:
         self.mode, self._is_last = mode, False
         self._begun, self._begun_clock = now, self._sampler.clock()
-        self._n_before = self.n_calls
+        self._n = 0
 
     def _begin_long(self, now: float, seconds: float) -> None:
         """Begin a block of eqxjit's after short blocks that have taken some seconds."""
@@ -189,7 +184,6 @@ class Spans:
         """
         sampler, mode = self._sampler, self.mode
         taken, sampler.places = sampler.places, defaultdict(float)
-        self._count_calls()
         for (place, function), spent in taken.items():
             if mode is OURS or place[0] not in BY_MODE:
                 self._places[place, function] += spent
@@ -201,12 +195,6 @@ class Spans:
         if next_function is not None and len(warm) > (mode is OURS):
             self._compare([*warm, _Call(next_function, mode, sampler.clock())])
         sampler.log.clear()
-
-    def _count_calls(self) -> None:
-        """Count the calls since the latest count for the mode of the block under way."""
-        for each in self._tried.values():
-            each.n_served[self.mode] += each.calls - each.n_counted
-            each.n_counted = each.calls
 
     def _warm_calls(self) -> list[_Call]:
         """Return the logged calls without the first ones of a short block."""
@@ -241,7 +229,7 @@ class Spans:
     @property
     def seconds(self) -> float:
         """The seconds that all spans would take under eqxjit."""
-        n_ours = sum(each.n_served[OURS] for each in self._tried.values())
+        n_ours = sum(each.n_ours for each in [*self._tried.values()])
         seconds = self._sampler.clock() - self._steady - self.overhead * n_ours
         for alike in self._alike.values():
             for mode, blocks in alike.items():
@@ -257,7 +245,7 @@ class Spans:
         for (place, function), spent in self._places.items():
             factor = 1.0
             if place[0] in BY_MODE and function is not None:
-                factor = function.n_served.total() / max(1, function.n_served[OURS])
+                factor += function.n_short / max(1, function.n_ours)
             found[place] += max(0.0, spent) * factor
         return found
 
@@ -272,7 +260,8 @@ class Spans:
                 n_alike = sum(n for blocks in alike.values() for _, n in blocks)
                 n += n_alike
                 seconds += n_alike * (_mean(alike[THEIRS], 0.25) - _mean(ours))
-        return self.n_calls * seconds / n if n else float("nan")
+        n_calls = sum(each.n_ours + each.n_short for each in [*self._tried.values()])
+        return n_calls * seconds / n if n else float("nan")
 
 
 def _mean(blocks: _Blocks, outer: float = 0.0) -> float:
@@ -289,5 +278,5 @@ def _mean(blocks: _Blocks, outer: float = 0.0) -> float:
 def wait_for(result: Any) -> None:
     """Wait until the arrays of a result are ready."""
     # If the computation has failed, the program finds out when it reads the result.
-    with suppressed():
+    with suppressed:
         jax.block_until_ready(result)

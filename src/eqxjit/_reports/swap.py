@@ -88,10 +88,10 @@ class Interceptor:
             tried.calls += 1
             begun = now - sampler.offset
             if thread.is_main:
-                sampler.latest = tried
+                sampler.latest, sampler.begun = tried, begun
             result = self.ours(*args, **kwargs)
             if thread.is_main:
-                spans.n_calls += 1
+                tried.n_ours += 1
                 sampler.log.extend((tried, OURS, begun, time.perf_counter() - sampler.offset))
             if thread.traces:
                 swap.compare_afterwards(self, args, kwargs, result)
@@ -204,7 +204,7 @@ class Swap:
         for called in (interceptor, _nothing):
             _set_interceptor(outer, called)
             seconds.append(min(timeit.repeat(lambda: outer(0, 0), number=200)) / 200)
-        self.spans.logs_until, self.spans.n_calls = 0.0, 0
+        self.spans.logs_until, self.sampler.latest = 0.0, None
         self.sampler.log.clear()
         return seconds[0] - seconds[1]
 
@@ -221,9 +221,8 @@ class Swap:
                 sampler.hold(begun)
             tried = to.tried = self._tried_of(to.ours)
             mode, is_random = OURS, self._random.random() < 1 / _ONE_IN
-            if is_main:
+            if is_main and self.is_steady:
                 mode, is_random = self.spans.begin_call(tried, begun)
-            # The calls until now belong to the block before.
             tried.calls += 1
             served_by, compared = self._choose(tried, mode, is_random, args, kwargs)
             # Copied before the call, because the call may donate the arrays.
@@ -272,7 +271,7 @@ class Swap:
         thread.has_compiled, thread.traces = False, ()
         if thread.is_main:
             sampler.release(time.perf_counter())
-            sampler.latest = to.tried
+            sampler.latest, sampler.begun = to.tried, sampler.clock()
         begun = sampler.clock()
         try:
             outcome = Outcome(served(*args, **kwargs), None)
@@ -304,11 +303,12 @@ class Swap:
                 tried.effects = tried.effects or "it calls Python"
         if not thread.is_main:
             return
-        if not (self.is_steady or thread.has_compiled or outcome.error is not None):
-            self.is_steady = True
-            *_, begun, _ = self.sampler.log
-            self.startup += begun
-            self.spans.restart(begun)
+        if not self.is_steady:
+            self.is_steady = not thread.has_compiled and outcome.error is None
+            if self.is_steady:
+                *_, begun, _ = self.sampler.log
+                self.startup += begun
+                self.spans.begin(tried, begun)
         elif thread.has_compiled or is_spoiled:
             self.spans.abandon(thread.has_compiled)
 

@@ -17,14 +17,14 @@ from typing import Any
 # sleep deeply.
 _INTERVALS = 1e-3, 3e-3
 
-# The functions that set alarms, or wait for any signal, with the first argument for which
+# The functions that show or set alarms, or wait for any signal, with the first argument for which
 # they do (None for any argument). The timer stops before the program calls one of them.
 _USES_OF_ALARMS: dict[str, int | None] = {}
 if hasattr(signal, "setitimer"):
     _USES_OF_ALARMS = {
         **dict.fromkeys(("alarm", "pause", "sigwait", "sigwaitinfo", "sigtimedwait")),
-        "setitimer": int(signal.ITIMER_REAL),
-        "signal": int(signal.SIGALRM),
+        **dict.fromkeys(("setitimer", "getitimer"), int(signal.ITIMER_REAL)),
+        **dict.fromkeys(("signal", "getsignal", "siginterrupt"), int(signal.SIGALRM)),
         # A program that replaces itself by another one leaves it the timer, but not the handler.
         **dict.fromkeys(("execv", "execve")),
     }
@@ -38,12 +38,11 @@ _original = {name: function for name, (_, function) in _functions.items()}
 
 
 class Timer:
-    """Calls `tick(frame, seconds, late)` every few milliseconds in the main thread.
+    """Calls `tick(frame, seconds)` every few milliseconds in the main thread.
 
-    `frame` is the frame that was interrupted, `seconds` the time for which the tick stands, and
-    `late` how many seconds ago it was due. Python interrupts only between two bytecodes, so a call
-    into C is over when `tick` is called. If several ticks were due during the call, `tick` is
-    called once, with the sum of their seconds.
+    `frame` is the frame that was interrupted, and `seconds` the time for which the tick stands.
+    Python interrupts only between two bytecodes, so a call into C is over when `tick` is called. If
+    several ticks were due during the call, `tick` is called once, with the sum of their seconds.
 
     A sampling thread instead would run only when the main thread releases Python's lock, which
     favors some lines. In Python 3.11 it may also find a frame that is being freed.
@@ -54,7 +53,7 @@ class Timer:
     - `has_yielded`: whether it was stopped because the program uses alarms itself.
     """
 
-    def __init__(self, tick: Callable[[types.FrameType, float, float], None]) -> None:
+    def __init__(self, tick: Callable[[types.FrameType, float], None]) -> None:
         self._tick = tick
         # Not the module's own functions, whose random numbers are the program's.
         self._random = random.Random()
@@ -71,7 +70,8 @@ class Timer:
         is_main = threading.current_thread() is threading.main_thread()
         if not (is_main and _USES_OF_ALARMS):
             return
-        if isinstance(getattr(signal.getsignal(signal.SIGALRM), "__self__", None), Timer):
+        handler = _original["getsignal"](signal.SIGALRM)
+        if isinstance(getattr(handler, "__self__", None), Timer):
             # A trial within another trial.
             return
         self.is_on = self.has_run = True
@@ -80,7 +80,7 @@ class Timer:
         self._handler = _original["signal"](signal.SIGALRM, self._on_alarm)
         # Python retries its own system calls after an alarm. With this flag, the system retries
         # most of those that C libraries make, which would otherwise fail.
-        signal.siginterrupt(signal.SIGALRM, False)
+        _original["siginterrupt"](signal.SIGALRM, False)
         self._due = time.perf_counter()
         left, self._repeat = self._set()
         if left:
@@ -100,7 +100,7 @@ class Timer:
         is_main = threading.current_thread() is threading.main_thread()
         # If the program has set a handler of its own meanwhile, keep that handler. The timer hasn't
         # noticed it if the program imported `signal.signal` by name before the trial.
-        if is_main and self.has_run and signal.getsignal(signal.SIGALRM) == self._on_alarm:
+        if is_main and self.has_run and _original["getsignal"](signal.SIGALRM) == self._on_alarm:
             # It is None if code in C had set it before Python began.
             _original["signal"](signal.SIGALRM, self._handler or signal.SIG_DFL)
             if self._alarm < math.inf:
@@ -133,13 +133,13 @@ class Timer:
             # The alarm that the program had set before the trial is due.
             self._yield()
             return
-        seconds, late = 0.0, now - self._due
+        seconds = 0.0
         while self._due <= now:
             interval = self._random.uniform(*_INTERVALS)
             self._due += interval
             seconds += interval
         try:
-            self._tick(frame, seconds, late)
+            self._tick(frame, seconds)
         finally:
             # Another thread may have stopped the timer meanwhile, to set an alarm of its own.
             if self.is_on:
