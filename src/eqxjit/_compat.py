@@ -504,6 +504,16 @@ def memory_of(lowering: Any) -> tuple[int, ...] | None:
         return None
 
 
+def changes_something(jaxpr: Any) -> bool:
+    """Return whether a program changes something when it runs, such as a `Ref`, or by a callback.
+
+    To print for debugging doesn't count. If JAX has dropped the jaxpr, it isn't known to.
+    """
+    # JAX has no public class of effects. Without this attribute, no effect is known.
+    effects = getattr(jaxpr, "effects", ())
+    return any("Debug" not in type(each).__name__ for each in effects)
+
+
 def has_host_callback(lowering: Any) -> bool:
     """Return whether a lowered program calls Python. If so, JAX doesn't cache it in a file."""
     arguments = getattr(lowering, "compile_args", None)

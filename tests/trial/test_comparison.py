@@ -558,6 +558,54 @@ def test_what_changed_since_a_trace_before_the_trial_is_no_fault():
     assert "traced before the trial" in row.differences[0]
 
 
+def test_a_function_that_can_be_traced_only_once_is_no_fault():
+    cache = {}
+
+    def step(x):
+        # The mask is a tracer, which no second trace may use.
+        mask = cache.setdefault("mask", jnp.arange(3.0) + x[0])
+        return x * mask
+
+    row, _ = tried(step, jnp.ones(3), n=5)
+    [difference] = row.differences
+    assert "UnexpectedTracerError" in difference
+    assert "a new trace gives a different result" in difference
+    assert not row.is_wrong
+
+
+def test_the_traces_of_a_comparison_do_not_count_for_assert_max_traces():
+    counted = eqx.debug.assert_max_traces(lambda x: 2 * x, max_traces=2)
+    jitted = eqxjit.filter_jit(counted)
+    with eqxjit.trial() as trial:
+        for n in (3, 4, 3, 4):
+            jitted(jnp.ones(n))
+    [row] = trial.functions
+    assert row.compared == 4
+    assert not row.differences
+    assert eqx.debug.get_num_traces(counted) == 2
+
+
+@pytest.mark.parametrize("of", ["ref", "callback"])
+def test_a_function_that_changes_something_in_each_run_is_not_compared(of):
+    ref, calls = jax.new_ref(jnp.zeros(())), []
+
+    def count(x):
+        calls.append(1)
+        return x
+
+    def step(x):
+        if of == "callback":
+            return jax.experimental.io_callback(count, x, x)
+        ref[...] += 1
+        return x
+
+    row, _ = tried(step, jnp.ones(()), n=5)
+    jax.effects_barrier()
+    assert (len(calls) if of == "callback" else int(ref[...])) == 5
+    assert row.compared == 0
+    assert "changes something" in row.verdict
+
+
 def test_equal_parts_within_infinities_are_no_difference():
     under = Under()
 

@@ -306,6 +306,35 @@ def test_the_shares_are_those_of_the_time_before_the_program_uses_an_alarm():
     assert share_of(trial, "jitted calls") > 0.2
 
 
+def test_time_counts_for_the_line_that_took_it_not_for_a_function_that_is_called_next():
+    def note(_):
+        pass
+
+    numbers = np.ones((400, 400), np.float32)
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial(compare=False) as trial:
+        double(X), double(X)
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            product = numbers @ numbers
+            note(product)
+    beginning = note.__code__.co_firstlineno
+    lines = [line.line.line for line in trial.lines if line.share > 0.3 and is_here(line)]
+    assert lines
+    assert beginning not in lines
+
+
+def test_start_up_ends_with_the_first_warm_call_after_many_traces():
+    functions = [eqxjit.filter_jit(lambda x, n=n: n * x) for n in range(60)]
+    with eqxjit.trial(compare=False) as trial:
+        for function in functions:
+            function(X)
+        for _ in range(100):
+            functions[0](X)
+            time.sleep(0.004)
+    assert trial.seconds_steady > 0.35
+
+
 def test_the_time_before_the_first_warm_call_is_start_up():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:

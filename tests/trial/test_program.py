@@ -177,6 +177,18 @@ def test_a_page_has_the_suffix_of_one_and_may_be_empty(tmp_path):
     assert "<table" in (tmp_path / "page.html").read_text()
 
 
+def test_a_program_may_close_its_standard_output(tmp_path):
+    closed = (
+        PROGRAM
+        + """
+        sys.stdout.close()
+"""
+    )
+    result = run(tmp_path, closed, "train.py")
+    assert result.returncode == 0, result.stderr
+    assert "calls compared" in result.stderr
+
+
 def test_a_page_that_cannot_be_written_is_an_error_at_once(tmp_path):
     (tmp_path / "train.py").write_text("print('ran')")
     page = tmp_path / "nowhere" / "page.html"

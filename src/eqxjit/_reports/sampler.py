@@ -10,6 +10,7 @@ import threading
 import time
 import types
 from collections import Counter, defaultdict, deque
+from dis import opmap
 from linecache import getlines
 from typing import Any
 
@@ -51,6 +52,9 @@ _MAX_LOGGED = 5_000
 
 # Other threads are sampled in one of this many ticks.
 _ONE_IN = 20
+
+# What the program does more than this many seconds after a call has nothing to do with the call.
+_RECENT = 0.5
 
 # A call that takes this many seconds longer than a fast one may have waited for a computation.
 _LONG_CALL = 2e-4
@@ -155,7 +159,8 @@ class Sampler:
                 if self._n_ticks % _ONE_IN == 0:
                     self._sample_others()
         finally:
-            self.places[place, self.latest] += seconds
+            is_recent = self.clock() - self.begun < _RECENT
+            self.places[place, self.latest if is_recent else None] += seconds
             if place[0] is PYTHON:
                 # One row for all samples between two calls, so that they don't displace the calls.
                 if self.log and self.log[-4] is None:
@@ -205,6 +210,10 @@ def _place_of(
     innermost: types.FrameType | None, entrance: types.CodeType, may_read_locals: bool = True
 ) -> Place:
     line = of_jax = kind = None
+    if innermost is not None and _is_beginning(innermost):
+        # Python checks for signals when a function begins, but not after `a @ b` or `x = y`. The
+        # time is more often that of the work before the call.
+        innermost = innermost.f_back
     frame = innermost
     while frame is not None:
         code = frame.f_code
@@ -214,7 +223,8 @@ def _place_of(
             is_waiting = line is None and _KIND_OF_NAME.get(of_jax or "") is WAITING
             kind, line = WAITING if is_waiting else CALLS, None
         elif line is None and is_users(code.co_filename) and _has_source(code.co_filename):
-            line = CallSite(code.co_filename, _line_number(frame), code.co_qualname)
+            # Without the function, because a comprehension is a function of its own.
+            line = CallSite(code.co_filename, _line_number(frame))
         elif line is None and is_jaxs(code.co_filename):
             # The last assignment counts: the outermost JAX function inside the user's line, which
             # is the function that the line has called. But whatever reads an array waits for it,
@@ -229,6 +239,10 @@ def _place_of(
     if innermost is None or innermost.f_code.co_filename.startswith(OUR_FILES):
         return PYTHON, line
     return _kind_of_call(innermost, may_read_locals), line
+
+
+def _is_beginning(frame: types.FrameType) -> bool:
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == opmap["RESUME"]
 
 
 def _has_source(filename: str) -> bool:

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -77,17 +77,19 @@ class Spans:
     - `overhead`: the seconds by which the trial prolongs each call that is only logged.
     """
 
-    def __init__(self, sampler: Sampler, tried: Mapping[Any, Any]):
-        """`tried` has the `Tried` of each function."""
+    def __init__(self, sampler: Sampler, functions: Sequence[Any]):
+        """`functions` are the `Tried` of all functions, of which there may be more and more."""
         self.mode = OURS
         self.logs_until = 0.0
         self.overhead = 0.0
-        self._sampler, self._tried = sampler, tried
+        self._sampler, self._functions = sampler, functions
         # By the two functions, and by mode.
         self._alike: defaultdict[Hashable, dict[str, _Blocks]] = defaultdict(dict)
         # What the samples found, by the function that was called last: calls and waiting in blocks
         # of eqxjit's, all else in all blocks.
         self._places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
+        # The calls and waiting in short blocks.
+        self._in_short: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         # When the steady state began, by the sampler's clock.
         self._steady = 0.0
         # The block under way: when it began, by both clocks, and how many calls it has, if it is
@@ -109,11 +111,17 @@ class Spans:
         if self._is_over(now):
             self._end_block(function)
             self._begin_block(now)
-        self._n += 1
-        function.n_ours += self.mode is OURS
-        function.n_short += self.mode is not OURS
+        if self.mode is OURS:
+            function.n_ours += 1
+        else:
+            self.count_short(function)
         self._is_last = self.mode is OURS and now >= self.logs_until
         return self.mode, self._is_last
+
+    def count_short(self, function: Any) -> None:
+        """Count a call of a short block."""
+        self._n += 1
+        function.n_short += 1
 
     def abandon(self, has_compiled: bool) -> None:
         """Leave out the span under way, because a trace or a comparison has spoiled it.
@@ -159,11 +167,12 @@ class Spans:
         if self.mode is AWAITED:
             self._begin_long(now, now - self._short_begun)
             return
+        can_swap = any(each.is_right for each in self._functions)
+        mode = THEIRS if self.mode is OURS and can_swap else AWAITED
         if self.mode is OURS:
-            self.logs_until = 0.0
             self._short_begun = now
-        can_swap = any(each.is_right for each in [*self._tried.values()])
-        self._begin(THEIRS if self.mode is OURS and can_swap else AWAITED, now)
+        self.logs_until = now + _MIN_SECONDS if mode is THEIRS else 0.0
+        self._begin(mode, now)
 
     def _begin(self, mode: str, now: float) -> None:
         self.mode, self._is_last = mode, False
@@ -185,8 +194,8 @@ class Spans:
         sampler, mode = self._sampler, self.mode
         taken, sampler.places = sampler.places, defaultdict(float)
         for (place, function), spent in taken.items():
-            if mode is OURS or place[0] not in BY_MODE:
-                self._places[place, function] += spent
+            counts = mode is OURS or place[0] not in BY_MODE or function is None
+            (self._places if counts else self._in_short)[place, function] += spent
         warm = self._warm_calls()
         for call in warm:
             if call.served_by is mode:
@@ -229,7 +238,7 @@ class Spans:
     @property
     def seconds(self) -> float:
         """The seconds that all spans would take under eqxjit."""
-        n_ours = sum(each.n_ours for each in [*self._tried.values()])
+        n_ours = sum(each.n_ours for each in self._functions)
         seconds = self._sampler.clock() - self._steady - self.overhead * n_ours
         for alike in self._alike.values():
             for mode, blocks in alike.items():
@@ -240,13 +249,20 @@ class Spans:
 
     @property
     def places(self) -> dict[Place, float]:
-        """The seconds of each place, if eqxjit had served all calls as usual."""
+        """The seconds of each place, if eqxjit had served all calls as usual.
+
+        Those of a function that it never served as usual are what they were in short blocks.
+        """
         found: defaultdict[Place, float] = defaultdict(float)
         for (place, function), spent in self._places.items():
             factor = 1.0
             if place[0] in BY_MODE and function is not None:
                 factor += function.n_short / max(1, function.n_ours)
             found[place] += max(0.0, spent) * factor
+        for (place, function), spent in self._in_short.items():
+            if not function.n_ours:
+                # There is nothing better to go by.
+                found[place] += max(0.0, spent)
         return found
 
     @property
@@ -260,7 +276,7 @@ class Spans:
                 n_alike = sum(n for blocks in alike.values() for _, n in blocks)
                 n += n_alike
                 seconds += n_alike * (_mean(alike[THEIRS], 0.25) - _mean(ours))
-        n_calls = sum(each.n_ours + each.n_short for each in [*self._tried.values()])
+        n_calls = sum(each.n_ours + each.n_short for each in self._functions)
         return n_calls * seconds / n if n else float("nan")
 
 

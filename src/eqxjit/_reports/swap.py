@@ -85,6 +85,8 @@ class Interceptor:
             spans, sampler = swap.spans, swap.sampler
             if tried is None or tried.n_due > 0 or now >= spans.logs_until:
                 return swap.call(self, args, kwargs, now)
+            if spans.mode is THEIRS and thread.is_main:
+                return swap.call_of_equinoxs(self, args, kwargs, now)
             tried.calls += 1
             begun = now - sampler.offset
             if thread.is_main:
@@ -114,7 +116,7 @@ class Interceptor:
 class Swap:
     """Serves the calls of all jitted functions in the process while it is `running`.
 
-    - `tried`: what the trial knows of each function, by the function's table of entries.
+    - `functions`: what the trial knows of each function.
     - `current`: the state of the current thread, as `current.thread`.
     - `sampler`: samples where the main thread spends its time.
     - `spans`: the spans of the main thread, which decide in which mode its calls are served.
@@ -125,14 +127,17 @@ class Swap:
 
     def __init__(self, compares: bool):
         """`compares` tells whether calls run under Equinox at all."""
-        self.tried: dict[Any, Tried] = {}
+        self.functions: list[Tried] = []
         self.current = _Current()
         self.current.thread.is_main = True
         self.sampler = Sampler(Interceptor.__call__.__code__)
-        self.spans = Spans(self.sampler, self.tried)
+        self.spans = Spans(self.sampler, self.functions)
         self.is_steady = False
         self.startup = 0.0
         self._compares = compares
+        # By the function's table of entries. A program may create functions in a loop, and drop
+        # them with their programs.
+        self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
         # Not the module's own functions, whose random numbers are the program's.
         self._random = random.Random()
         # The functions and phases that were compiled before.
@@ -230,7 +235,7 @@ class Swap:
             is_compared = compared is not None and given is not None
             outcome = self._serve(to, served_by, args, kwargs)
             self._account(tried, outcome, is_compared and not is_random)
-            if compared is not None and given is not None:
+            if compared is not None and given is not None and not tried.is_excluded:
                 tried.compare(to.ours.__wrapped__, to.theirs, compared, given, outcome)
             elif thread.traces and outcome.error is None:
                 self.compare_afterwards(to, args, kwargs, outcome.result)
@@ -248,6 +253,27 @@ class Swap:
             # the error would keep both alive.
             del error, outcome
 
+    def call_of_equinoxs(self, to: Interceptor, args: Any, kwargs: Any, now: float) -> Any:
+        """Serve a call of a block of Equinox's, with as little work before it as possible.
+
+        More work would slow down the call, because it uses the caches of the CPU.
+        """
+        __tracebackhide__ = True
+        tried, sampler = to.tried, self.sampler
+        assert tried is not None
+        sampler.hold(now)
+        if not tried.is_as_before(args, kwargs):
+            return self.call(to, args, kwargs, now)
+        tried.calls += 1
+        self.spans.count_short(tried)
+        sampler.latest, theirs = tried, to.theirs
+        now = time.perf_counter()
+        sampler.release(now)
+        begun = sampler.begun = now - sampler.offset
+        result = theirs(*args, **kwargs)
+        sampler.log.extend((tried, THEIRS, begun, time.perf_counter() - sampler.offset))
+        return result
+
     def _choose(
         self, tried: Tried, mode: str, is_random: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
@@ -260,8 +286,10 @@ class Swap:
         if parts is not None and tried.is_comparable and (is_random or tried.is_due(parts)):
             # Otherwise Equinox would wait for what the calls so far have left to compute.
             return AWAITED, parts
-        if mode is THEIRS and not (parts and tried.is_right and tried.has_traced(parts)):
-            return OURS, None
+        if mode is THEIRS:
+            if not (parts and tried.is_right and tried.has_traced(parts)):
+                return OURS, None
+            tried.remember(args, kwargs, parts.statics)
         return awaited, None
 
     def _serve(self, to: Interceptor, mode: str, args: Any, kwargs: Any) -> Outcome:
@@ -295,12 +323,9 @@ class Swap:
         `is_spoiled` tells whether the call's time isn't that of a usual call.
         """
         thread = self.current.thread
-        if thread.has_compiled:
-            if thread.traces:
-                # The function's own trace ends last, because all others are nested in it.
-                tried.traces.append(thread.traces[-1])
-            if any(trace.program and trace.program.calls_python for trace in thread.traces):
-                tried.effects = tried.effects or "it calls Python"
+        if thread.traces:
+            # The function's own trace ends last, because all others are nested in it.
+            tried.add_trace(thread.traces[-1])
         if not thread.is_main:
             return
         if not self.is_steady:
@@ -314,11 +339,13 @@ class Swap:
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
-        if table not in self.tried:
-            self.tried[table] = tried_of(ours)
+        tried = self._by_table.get(table)
+        if tried is None:
+            tried = self._by_table[table] = tried_of(ours)
             if not self._compares:
-                self.tried[table].n_due = 0
-        return self.tried[table]
+                tried.n_due = 0
+            self.functions.append(tried)
+        return tried
 
     def compare_afterwards(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
         """Compare a call that was to be served as usual, but turned out to trace.
@@ -331,7 +358,7 @@ class Swap:
         if thread.is_main:
             self.spans.abandon(True)
         if traces[-1] not in tried.traces:
-            tried.traces.append(traces[-1])
+            tried.add_trace(traces[-1])
         if not self._compares:
             return
         tried.n_due = N_FIRST

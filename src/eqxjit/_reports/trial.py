@@ -7,9 +7,10 @@ import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._deploy.install import install
+from .._diagnostics.trace import Trace
 from .._html import block, page, paragraph, table
 from .._places import CallSite
 from .report import show
@@ -159,7 +160,7 @@ class Trial:
         """The time of each line of the main thread in the steady state, the largest share first."""
         seconds = self._swap.spans.places
         total = sum(seconds.values())
-        if not total:
+        if not (self._is_sampled and total):
             return [TrialLine(1.0, PYTHON, NO_LINE)]
         ordered = sorted(seconds.items(), key=lambda item: item[1], reverse=True)
         return [TrialLine(spent / total, kind, line) for (kind, line), spent in ordered if spent]
@@ -168,7 +169,7 @@ class Trial:
     def functions(self) -> list[TrialFunction]:
         """The findings on each function, the most called first."""
         groups: defaultdict[object, list[Tried]] = defaultdict(list)
-        for tried in self._swap.tried.values():
+        for tried in self._swap.functions:
             groups[tried.row].append(tried)
         rows = [_row(group) for group in groups.values()]
         return sorted(rows, key=lambda row: row.calls, reverse=True)
@@ -177,6 +178,10 @@ class Trial:
     def is_wrong(self) -> bool:
         """True if a function's results differ by more than rounding, and not as documented."""
         return any(row.is_wrong for row in self.functions)
+
+    @property
+    def _is_sampled(self) -> bool:
+        return self._swap.sampler.timer.has_run and bool(self._swap.spans.places)
 
     # --- Texts --------------------------------------------------------------------------------
 
@@ -198,9 +203,9 @@ class Trial:
     def _title(self) -> str:
         if not self._swap.is_steady:
             why = "no function under filter_jit was called"
-            if self._swap.tried:
-                why = "no call of a function under filter_jit in the main thread could do without "
-                why += "compiling"
+            if self._swap.functions:
+                why = "the main thread made no call of a function under filter_jit without "
+                why += "compiling, and calls of other threads aren't timed"
             return f"{self._name}: {_time(self.seconds)}; {why}."
         title = f"{self._name}: {_time(self.seconds)}, of which {_time(self.seconds_steady)} after "
         title += "start-up."
@@ -249,18 +254,23 @@ class Trial:
 
     def _why_traced(self) -> list[str]:
         """Return the most frequent reason of each function that was traced again."""
+        by_row: defaultdict[Any, list[Trace]] = defaultdict(list)
+        for tried in self._swap.functions:
+            by_row[tried.row, tried.name] += tried.traces
         lines = list[str]()
-        for tried in self._swap.tried.values():
-            again = Counter([trace.reason for trace in tried.traces if trace.number > 1])
+        for (_, name), traces in by_row.items():
+            again = Counter([trace.reason for trace in traces if trace.differences])
             for reason, _ in again.most_common(1):
-                lines.append(f"{tried.name}: {len(tried.traces)} traces; {reason}")
+                lines.append(f"{name}: {len(traces)} traces; {reason}")
         return lines
 
     def _notes(self) -> list[str]:
         """Return why lines weren't sampled, if so, and what each other thread did most."""
         lines = list[str]()
         sampler = self._swap.sampler
-        if sampler.timer.has_yielded:
+        if sampler.timer.has_yielded and not self._is_sampled:
+            lines.append("Lines weren't sampled, because the program uses SIGALRM.")
+        elif sampler.timer.has_yielded:
             lines.append(
                 "Lines were sampled until the program used SIGALRM. The shares are those of the "
                 "time before."
@@ -279,17 +289,21 @@ class Trial:
 
     def __repr__(self) -> str:
         lines = [self._title(), ""]
-        if self._swap.tried:
+        if self._swap.functions:
             lines += [*_aligned(self._cells(), 4), *self._differences(), ""]
-        lines.append(f"Where the {_time(self.seconds_steady)} went")
-        return "\n".join([*lines, *_aligned(self._spent(), 1), *self._notes()])
+        if self._is_sampled:
+            lines.append(f"Where the {_time(self.seconds_steady)} went")
+            lines += _aligned(self._spent(), 1)
+        return "\n".join([*lines, *self._notes()])
 
     def _repr_html_(self) -> str:
         headings, *rows = self._cells()
         return block(
             *map(paragraph, (self._title(), *self._differences())),
             table(headings, rows) if rows else "",
-            table(("share", "of the time after start-up", "line"), self._spent()),
+            table(("share", "of the time after start-up", "line"), self._spent())
+            if self._is_sampled
+            else "",
             *map(paragraph, self._notes()),
         )
 
@@ -408,6 +422,9 @@ def trial_of_program(name: str, path: str | None, compare: bool) -> Iterator[Non
             raise
     finally:
         # However the program ends.
-        print(found) if path is None else found.save(path)
+        # The program may have closed its standard output.
+        is_closed = sys.stdout is None or sys.stdout.closed
+        file = sys.__stderr__ if is_closed else sys.stdout
+        print(found, file=file) if path is None else found.save(path)
     if found.is_wrong:
         sys.exit(1)

@@ -13,13 +13,13 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._compat import UpstreamWrapper, upstream_filter_jit
+from .._compat import UpstreamWrapper, changes_something, upstream_filter_jit
 from .._core.wrapper import JitFunction, filter_jit
 from .._diagnostics import waiting
 from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
-from .._spec.static_key import interchangeable
-from .._spec.tree import combine, split
+from .._spec.static_key import CONSTANTS, interchangeable
+from .._spec.tree import combine, is_array, split
 from .._text import comes_from_signal_handler, suppressed
 from .comparison import Unequal, compare, compare_errors
 from .spans import AWAITED, OURS, THEIRS
@@ -31,6 +31,8 @@ N_FIRST = 3
 # function wherever a module refers to it.
 _upstream_filter_jit = functools.partial(upstream_filter_jit)
 _upstream_call: Any = vars(UpstreamWrapper or object).get("__call__")
+
+_AssertMaxTraces: Any = type(eqx.debug.assert_max_traces(abs, max_traces=None))
 
 # A function that uses one of these may compute something different in each call.
 _STATEFUL = np.random.Generator, np.random.RandomState, random.Random, io.IOBase
@@ -79,6 +81,8 @@ class Tried:
     - `unequal`: the first difference found at each path.
     - `known`: a documented difference, or why the comparison gave no result; empty if there is
         neither.
+    - `outline`: that of a call that Equinox has served; None if there is none, or if `has_traced`
+        has to tell whether it may serve another call.
     - `traces`: eqxjit's traces of the function during the trial.
     - `times`: the seconds of the latest timed calls, by mode.
     """
@@ -98,6 +102,7 @@ class Tried:
     statics: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
     unequal: dict[str, Unequal] = dataclasses.field(default_factory=dict)
     known: str = ""
+    outline: Any = None
     traces: list[Trace] = dataclasses.field(default_factory=list)
     times: dict[str, deque[float]] = dataclasses.field(default_factory=_times)
 
@@ -153,6 +158,14 @@ class Tried:
             if isinstance(each, _STATEFUL) or hasattr(type(each), "__next__"):
                 self.effects, self.is_excluded = f"it reads a `{type(each).__name__}`", True
 
+    def add_trace(self, trace: Trace) -> None:
+        """Add a trace of eqxjit's, and note what its program does besides computing."""
+        self.traces.append(trace)
+        if changes_something(trace._record.jaxpr()):
+            self.effects, self.is_excluded = "each run of it changes something", True
+        elif trace.program and trace.program.calls_python:
+            self.effects = self.effects or "it calls Python"
+
     def is_due(self, parts: Parts) -> bool:
         """Return whether a call is one of the first calls of its kind."""
         n_wanted = N_FIRST if self.has_traced(parts) else 2 * N_FIRST
@@ -165,6 +178,27 @@ class Tried:
         """
         known = self.statics.get(parts.kind)
         return known is not None and all(map(_may_replace, parts.statics, known))
+
+    def is_as_before(self, args: Any, kwargs: Any) -> bool:
+        """Return whether Equinox may serve this call, because it has served one that is like it.
+
+        Between two calls under Equinox, this check slows down the second one least, because
+        Equinox flattens the arguments in the same way.
+        """
+        # If this fails, the call itself raises a better error.
+        with suppressed:
+            return self.outline is not None and _outline(args, kwargs) == self.outline
+        return False
+
+    def remember(self, args: Any, kwargs: Any, statics: list[Any]) -> None:
+        """Remember what a call looks like that Equinox serves, and that has these static objects.
+
+        Of objects that may equal others, `is_as_before` couldn't tell one from the other.
+        """
+        is_told_apart = all(
+            type(each) in CONSTANTS or type(each).__eq__ is object.__eq__ for each in statics
+        )
+        self.outline = _outline(args, kwargs) if is_told_apart else None
 
     def copies_for(self, parts: Parts | None) -> list[Any] | None:
         """Return copies of the arrays of a call to compare; `None` if it can't be compared."""
@@ -214,7 +248,8 @@ class Tried:
         if any(each.rounding is None for each in found):
             # Equinox may have returned static objects that it has traced for equal ones. A new
             # function around the same one has it trace again.
-            renewed = eqx.Partial(lambda f, *args, **kwargs: f(*args, **kwargs), fun)
+            apply = lambda f, *args, **kwargs: f(*args, **kwargs)  # noqa: E731
+            renewed = eqx.Partial(apply, _uncounted(fun))
             retraced = self._run(upstream(renewed, self.options), parts, given)
             if not _differences(ours, retraced):
                 why = "Equinox returns what it traced for an equal static value"
@@ -225,8 +260,10 @@ class Tried:
                 return
             options = self.options
             ours_anew = filter_jit(renewed, donate=options.donate, **dict(options.jit_arguments))
-            if self.was_traced and not _differences(self._run(ours_anew, parts, given), retraced):
-                why = "it was traced before the trial, and a new trace gives a different result"
+            may_differ = self.was_traced or of_equinox.error is not None
+            if may_differ and not _differences(self._run(ours_anew, parts, given), retraced):
+                when = "before the trial" if self.was_traced else "once"
+                why = f"it was traced {when}, and a new trace gives a different result"
                 self.known = f"{found[0]}: {why}"
                 return
         for each in found[:10]:
@@ -250,10 +287,25 @@ class Tried:
                 self.effects = self.effects or "it prints"
 
 
+def _outline(args: Any, kwargs: Any) -> Any:
+    """Return the structure of a call, the types of its arrays, and its static leaves."""
+    leaves, treedef = jax.tree_util.tree_flatten((args, kwargs))
+    types = list[Any]()
+    for each in leaves:
+        if isinstance(each, jax.Array):
+            types.append(each.aval)
+        else:
+            types.append((type(each), *((each.shape, each.dtype) if is_array(each) else (each,))))
+    return treedef, types
+
+
 def tried_of(ours: Any) -> Tried:
     """Return a new `Tried` for the function of one of our wrappers."""
     function, fun = ours._function, ours.__wrapped__
     tried = Tried(function.signature.label, place_of(fun).site, function.options)
+    for trace in ours.traces():
+        tried.add_trace(trace)
+    tried.traces.clear()
     tried.was_traced = ours.cache_info().traces > 0
     if type(ours) is not JitFunction:
         tried.effects, tried.is_excluded = "Equinox has no counterpart", True
@@ -280,9 +332,16 @@ def _may_replace(a: Any, b: Any) -> bool:
     )
 
 
+def _uncounted(fun: Any) -> Any:
+    # The traces of a comparison aren't the program's.
+    return fun.__wrapped__ if isinstance(fun, _AssertMaxTraces) else fun
+
+
 def upstream(fun: Any, options: Any) -> Any:
     """Return a function under Equinox's own `filter_jit`, with the options of ours."""
-    wrapper = _upstream_filter_jit(fun, donate=options.donate, **dict(options.jit_arguments))
+    wrapper = _upstream_filter_jit(
+        _uncounted(fun), donate=options.donate, **dict(options.jit_arguments)
+    )
     return wrapper if _upstream_call is None else functools.partial(_upstream_call, wrapper)
 
 
