@@ -31,9 +31,6 @@ PYTHON = "Python"
 #: The kinds of work.
 KINDS = CALLS, COMPILING, OPERATIONS, WAITING, MOVING, PYTHON
 
-#: The kinds that take more or less time if Equinox serves the calls.
-BY_MODE = CALLS, WAITING
-
 # The functions and methods of JAX that wait or move data. All others are operations.
 _KIND_OF_NAME = {
     **dict.fromkeys(("asarray", "array", "device_put", "from_dlpack"), MOVING),
@@ -53,7 +50,7 @@ _MAX_LOGGED = 5_000
 # Other threads are sampled in one of this many ticks.
 _ONE_IN = 20
 
-# What the program does more than this many seconds after a call has nothing to do with the call.
+# A program that waits more than this many seconds after a call doesn't wait for its results.
 _RECENT = 0.5
 
 # A call that takes this many seconds longer than a fast one may have waited for a computation.
@@ -70,8 +67,7 @@ class Sampler:
     """Samples the main thread from `start` to `stop`, by a clock that the trial can stop.
 
     - `latest`, `begun`: the `Tried` of the function that was called last, and when, by the clock.
-    - `places`: the seconds spent in each place, by the function called last, since `Spans` has
-        taken them.
+    - `places`: the seconds spent in each place, by `function_of`, since `Spans` has taken them.
     - `log`: the latest calls, and what the samples found between them, in rows of four: for a call,
         the function's `Tried`, the mode in which it was served, and when it began and ended, by the
         clock; for the samples of Python between two calls, `None`, an empty string, their seconds,
@@ -142,6 +138,16 @@ class Sampler:
         """Return what the current thread is doing, and for which line of the user's."""
         return _place_of(frame, self._entrance)
 
+    def function_of(self, kind: str) -> Any:
+        """Return the `Tried` of the function that work of a kind belongs to; None for no function.
+
+        Only calls and waiting take more or less time if Equinox serves the calls. A program that
+        waits long after its last call waits for something else.
+        """
+        if kind is CALLS or (kind is WAITING and self.clock() - self.begun < _RECENT):
+            return self.latest
+        return None
+
     def _tick(self, frame: types.FrameType, seconds: float) -> None:
         if self.is_held:
             return
@@ -159,8 +165,7 @@ class Sampler:
                 if self._n_ticks % _ONE_IN == 0:
                     self._sample_others()
         finally:
-            is_recent = self.clock() - self.begun < _RECENT
-            self.places[place, self.latest if is_recent else None] += seconds
+            self.places[place, self.function_of(place[0])] += seconds
             if place[0] is PYTHON:
                 # One row for all samples between two calls, so that they don't displace the calls.
                 if self.log and self.log[-4] is None:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from .._text import suppressed
-from .sampler import BY_MODE, Place, Sampler
+from .sampler import Place, Sampler
 
 #: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit. Short
 #: blocks of the first two take turns with long blocks of the last.
@@ -85,8 +85,8 @@ class Spans:
         self._sampler, self._functions = sampler, functions
         # By the two functions, and by mode.
         self._alike: defaultdict[Hashable, dict[str, _Blocks]] = defaultdict(dict)
-        # What the samples found, by the function that was called last: calls and waiting in blocks
-        # of eqxjit's, all else in all blocks.
+        # What the samples found, by the function that it belongs to: calls and waiting in blocks of
+        # eqxjit's, all else in all blocks.
         self._places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         # The calls and waiting in short blocks.
         self._in_short: defaultdict[tuple[Place, Any], float] = defaultdict(float)
@@ -194,7 +194,7 @@ class Spans:
         sampler, mode = self._sampler, self.mode
         taken, sampler.places = sampler.places, defaultdict(float)
         for (place, function), spent in taken.items():
-            counts = mode is OURS or place[0] not in BY_MODE or function is None
+            counts = mode is OURS or function is None
             (self._places if counts else self._in_short)[place, function] += spent
         warm = self._warm_calls()
         for call in warm:
@@ -256,7 +256,7 @@ class Spans:
         found: defaultdict[Place, float] = defaultdict(float)
         for (place, function), spent in self._places.items():
             factor = 1.0
-            if place[0] in BY_MODE and function is not None:
+            if function is not None:
                 factor += function.n_short / max(1, function.n_ours)
             found[place] += max(0.0, spent) * factor
         for (place, function), spent in self._in_short.items():

@@ -86,7 +86,7 @@ class Interceptor:
             if tried is None or tried.n_due > 0 or now >= spans.logs_until:
                 return swap.call(self, args, kwargs, now)
             if spans.mode is THEIRS and thread.is_main:
-                return swap.call_of_equinoxs(self, args, kwargs, now)
+                return swap.call_equinox(self, args, kwargs, now)
             tried.calls += 1
             begun = now - sampler.offset
             if thread.is_main:
@@ -253,7 +253,7 @@ class Swap:
             # the error would keep both alive.
             del error, outcome
 
-    def call_of_equinoxs(self, to: Interceptor, args: Any, kwargs: Any, now: float) -> Any:
+    def call_equinox(self, to: Interceptor, args: Any, kwargs: Any, now: float) -> Any:
         """Serve a call of a block of Equinox's, with as little work before it as possible.
 
         More work would slow down the call, because it uses the caches of the CPU.
@@ -396,10 +396,10 @@ class Swap:
         # The sampler has counted these seconds as a jitted call or an operation. Move them.
         sampler = self.sampler
         kind, line = sampler.place_of(sys._getframe(1))
-        sampler.places[(kind, line), sampler.latest] -= seconds
+        sampler.places[(kind, line), sampler.function_of(kind)] -= seconds
         key = name, phase, line if record is None else record.place
         if key in self._seen:
-            sampler.places[(COMPILING, line), sampler.latest] += seconds
+            sampler.places[(COMPILING, line), None] += seconds
         else:
             self._seen.add(key)
             self.startup += seconds

@@ -187,7 +187,7 @@ class Tried:
         """
         # If this fails, the call itself raises a better error.
         with suppressed:
-            return self.outline is not None and _outline(args, kwargs) == self.outline
+            return self.is_right and _outline(args, kwargs) == self.outline
         return False
 
     def remember(self, args: Any, kwargs: Any, statics: list[Any]) -> None:
