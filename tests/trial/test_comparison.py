@@ -6,6 +6,7 @@ import functools
 import gc
 import random
 import signal
+import sys
 import textwrap
 import threading
 import time
@@ -236,6 +237,8 @@ def test_a_function_that_calls_python_is_compared_once():
 
 
 def test_a_function_that_prints_is_compared_once_and_prints_once(capsys):
+    stream = sys.stdout
+
     def step(x):
         print("tracing")
         return x + 1
@@ -244,6 +247,7 @@ def test_a_function_that_prints_is_compared_once_and_prints_once(capsys):
     assert row.compared == 1
     assert "prints" in row.effects
     assert capsys.readouterr().out.count("tracing") == 1
+    assert sys.stdout is stream
 
 
 def _numbers():

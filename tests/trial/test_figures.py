@@ -67,6 +67,25 @@ def test_tracing_again_is_apart_from_start_up_and_has_its_line():
     assert "`n` was" in str(trial)
 
 
+def test_waiting_within_a_trace_is_a_part_of_the_trace():
+    big = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, x: x @ x / 300, x))
+    matrix = jnp.ones((300, 300))
+    big(matrix).block_until_ready()
+
+    def step(x, n):
+        with jax.ensure_compile_time_eval():
+            return n * x * float(big(matrix)[0, 0])
+
+    jitted = eqxjit.filter_jit(step)
+    with eqxjit.trial(compare=False) as trial:
+        jitted(X, 0)
+        jitted(X, 0)
+        for n in range(1, 9):
+            jitted(X, n)
+    assert share_of(trial, "tracing and compiling") > 0.8
+    assert share_of(trial, "waiting") < 0.1
+
+
 def test_what_the_trial_does_itself_is_left_out():
     def slow_to_trace(x):
         time.sleep(0.3)

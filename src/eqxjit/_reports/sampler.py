@@ -186,14 +186,12 @@ class Sampler:
             # Below a warm call there is no frame of JAX's. Otherwise, JAX compiles.
             return False
         call = self.clock() - self.begun
+        if call < self.latest.least + _LONG_CALL:
+            return False
         seconds, mine, everyones = (
             now - seen for now, seen in zip(_clocks(), self._seen, strict=True)
         )
-        if everyones - mine < call / 2 or seconds - mine < call / 2:
-            return False
-        # This thread may have been idle before the call began. If it has been running since the
-        # latest sample, too, the call has waited only if others are much faster.
-        return mine < call / 2 or call > self.latest.least + _LONG_CALL
+        return min(seconds - mine, everyones - mine) > call / 2
 
     def _sample_others(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}

@@ -88,8 +88,6 @@ class Spans:
         # What the samples found, by the function that it belongs to: calls and waiting in blocks of
         # eqxjit's, all else in all blocks.
         self._places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
-        # The calls and waiting in short blocks.
-        self._in_short: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         # When the steady state began, by the sampler's clock.
         self._steady = 0.0
         # The block under way: when it began, by both clocks, and how many calls it has, if it is
@@ -194,8 +192,8 @@ class Spans:
         sampler, mode = self._sampler, self.mode
         taken, sampler.places = sampler.places, defaultdict(float)
         for (place, function), spent in taken.items():
-            counts = mode is OURS or function is None
-            (self._places if counts else self._in_short)[place, function] += spent
+            if mode is OURS or function is None:
+                self._places[place, function] += spent
         warm = self._warm_calls()
         for call in warm:
             if call.served_by is mode:
@@ -249,20 +247,13 @@ class Spans:
 
     @property
     def places(self) -> dict[Place, float]:
-        """The seconds of each place, if eqxjit had served all calls as usual.
-
-        Those of a function that it never served as usual are what they were in short blocks.
-        """
+        """The seconds of each place, if eqxjit had served all calls as usual."""
         found: defaultdict[Place, float] = defaultdict(float)
         for (place, function), spent in self._places.items():
             factor = 1.0
             if function is not None:
                 factor += function.n_short / max(1, function.n_ours)
             found[place] += max(0.0, spent) * factor
-        for (place, function), spent in self._in_short.items():
-            if not function.n_ours:
-                # There is nothing better to go by.
-                found[place] += max(0.0, spent)
         return found
 
     @property
