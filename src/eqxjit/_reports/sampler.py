@@ -213,7 +213,7 @@ def _place_of(
     innermost: types.FrameType | None, entrance: types.CodeType, may_read_locals: bool = True
 ) -> Place:
     line = of_jax = kind = None
-    if innermost is not None and _is_beginning(innermost):
+    if innermost is not None and _is_users_beginning(innermost):
         # Python checks for signals when a function begins, but not after `a @ b` or `x = y`. The
         # time is more often that of the work before the call.
         innermost = innermost.f_back
@@ -244,8 +244,10 @@ def _place_of(
     return _kind_of_call(innermost, may_read_locals), line
 
 
-def _is_beginning(frame: types.FrameType) -> bool:
-    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == opmap["RESUME"]
+def _is_users_beginning(frame: types.FrameType) -> bool:
+    code = frame.f_code
+    is_beginning = frame.f_lasti >= 0 and code.co_code[frame.f_lasti] == opmap["RESUME"]
+    return is_beginning and is_users(code.co_filename)
 
 
 def _has_source(filename: str) -> bool:
