@@ -48,14 +48,11 @@ def unknown_switches() -> list[str]:
 
 def short(value: Any, limit: int = 40) -> str:
     """Return the `repr` of a value on one line, cut to `limit` characters."""
-    try:
+    text = f"{type(value).__name__} object"
+    # If the user's `repr` raises, that error isn't shown, because the text is only a part of a
+    # message, which matters more.
+    with suppressed:
         text = repr(value)
-    except Exception as error:
-        if comes_from_signal_handler(error):
-            raise
-        # The user's `repr` raised. That error isn't shown, because the text is only a part of a
-        # message, which matters more.
-        text = f"{type(value).__name__} object"
     text = " ".join(text.split())
     if not text.isprintable():
         # Generated source can't contain a NUL, and a terminal can't print a lone surrogate.

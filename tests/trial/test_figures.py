@@ -103,15 +103,21 @@ def test_what_the_trial_does_itself_is_left_out():
     assert share_of(trial, "Python") > 0.5
 
 
-@pytest.mark.parametrize("is_read", [True, False])
-def test_waiting_for_results_is_not_saved(is_read):
+def new_computation():
+    """A new function that computes for about a millisecond, and its argument."""
+
     @eqxjit.filter_jit
     def compute(x):
         for _ in range(8):
             x = x @ x / len(x)
         return x
 
-    x = jnp.ones((300, 300))
+    return compute, jnp.ones((300, 300))
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_waiting_for_results_is_not_saved(is_read):
+    compute, x = new_computation()
     with eqxjit.trial() as trial:
         for _ in range(300):
             x = compute(x)
@@ -127,13 +133,7 @@ def test_waiting_for_results_is_not_saved(is_read):
 
 
 def test_calls_that_wait_for_computations_are_waiting():
-    @eqxjit.filter_jit
-    def compute(x):
-        for _ in range(8):
-            x = x @ x / len(x)
-        return x
-
-    x = jnp.ones((300, 300))
+    compute, x = new_computation()
     with eqxjit.trial(compare=False) as trial:
         # Nothing is read, but JAX lets only some computations be under way.
         for _ in range(400):

@@ -19,7 +19,7 @@ from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
 from .._spec.arrays import passed, wait_for
 from .._spec.tree import Spec, combine, has_tracers
-from .._text import comes_from_signal_handler, switch
+from .._text import suppressed, switch
 from .entry import Call, Entry, Out, Output
 from .errors import drop_unused, raise_clearer
 from .in_flight import call_in_flight
@@ -140,15 +140,11 @@ def lower_again(call: Call) -> tuple[Any, Any]:
     # an aval doesn't have the array's devices. Donated arrays are deleted by now, but still have
     # their avals.
     flat = [x.aval if type(x) is ArrayImpl and not x.committed else x for x in call.flat]
-    try:
+    # The program has run, so the call mustn't fail because JAX can't find the program again.
+    with suppressed:
         traced = jitted.trace(*flat)
         return traced.jaxpr, traced.lower()
-    except Exception as error:
-        # The program has run, so the call mustn't fail because JAX can't find the program again.
-        # The user's function isn't called here, but a signal handler may raise an error.
-        if comes_from_signal_handler(error):
-            raise
-        return None, None
+    return None, None
 
 
 def combine_output(call: Call, out: Out, arrays: list[Any]) -> Any:

@@ -72,8 +72,8 @@ class Spans:
     """The spans of the main thread, and the blocks to which they belong.
 
     - `mode`: the mode of the block under way.
-    - `logs_until`: the time until which calls need only be logged and counted. `begin_call` decides
-        about all calls after it.
+    - `logs_until`: the time until which calls are served by the block's mode, and only logged and
+        counted, unless they need a closer look. `begin_call` decides about all calls after it.
     - `overhead`: the seconds by which the trial prolongs each call that is only logged.
     """
 
@@ -165,10 +165,11 @@ class Spans:
         if self.mode is AWAITED:
             self._begin_long(now, now - self._short_begun)
             return
-        can_swap = any(each.is_right for each in self._functions)
-        mode = THEIRS if self.mode is OURS and can_swap else AWAITED
+        mode = AWAITED
         if self.mode is OURS:
             self._short_begun = now
+            # Equinox can serve calls only of functions whose results are the same.
+            mode = THEIRS if any(each.is_right for each in self._functions) else AWAITED
         self.logs_until = now + _MIN_SECONDS if mode is THEIRS else 0.0
         self._begin(mode, now)
 

@@ -300,7 +300,6 @@ class Swap:
         if thread.is_main:
             sampler.release(time.perf_counter())
             sampler.latest, sampler.begun = to.tried, sampler.clock()
-        begun = sampler.clock()
         try:
             outcome = Outcome(served(*args, **kwargs), None)
             if mode is AWAITED:
@@ -314,7 +313,7 @@ class Swap:
             sampler.hold(time.perf_counter())
             # The time of a call that fails is none of a usual call.
             served_by = mode if outcome.error is None else ""
-            sampler.log.extend((to.tried, served_by, begun, sampler.clock()))
+            sampler.log.extend((to.tried, served_by, sampler.begun, sampler.clock()))
         return outcome
 
     def _account(self, tried: Tried, outcome: Outcome, is_spoiled: bool) -> None:

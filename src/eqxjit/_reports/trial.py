@@ -23,6 +23,7 @@ from .sampler import (
     OPERATIONS,
     PYTHON,
     WAITING,
+    Place,
 )
 from .spans import AWAITED, OURS, THEIRS
 from .swap import Swap
@@ -158,9 +159,9 @@ class Trial:
     @property
     def lines(self) -> list[TrialLine]:
         """The time of each line of the main thread in the steady state, the largest share first."""
-        seconds = self._swap.spans.places
+        seconds = self._places
         total = sum(seconds.values())
-        if not (self._is_sampled and total):
+        if not total:
             return [TrialLine(1.0, PYTHON, NO_LINE)]
         ordered = sorted(seconds.items(), key=lambda item: item[1], reverse=True)
         return [TrialLine(spent / total, kind, line) for (kind, line), spent in ordered if spent]
@@ -180,8 +181,9 @@ class Trial:
         return any(row.is_wrong for row in self.functions)
 
     @property
-    def _is_sampled(self) -> bool:
-        return self._swap.sampler.timer.has_run and bool(self._swap.spans.places)
+    def _places(self) -> dict[Place, float]:
+        """The seconds of each place in the steady state; empty if lines weren't sampled."""
+        return self._swap.spans.places if self._swap.sampler.timer.has_run else {}
 
     # --- Texts --------------------------------------------------------------------------------
 
@@ -268,7 +270,7 @@ class Trial:
         """Return why lines weren't sampled, if so, and what each other thread did most."""
         lines = list[str]()
         sampler = self._swap.sampler
-        if sampler.timer.has_yielded and not self._is_sampled:
+        if sampler.timer.has_yielded and not self._places:
             lines.append("Lines weren't sampled, because the program uses SIGALRM.")
         elif sampler.timer.has_yielded:
             lines.append(
@@ -291,7 +293,7 @@ class Trial:
         lines = [self._title(), ""]
         if self._swap.functions:
             lines += [*_aligned(self._cells(), 4), *self._differences(), ""]
-        if self._is_sampled:
+        if self._places:
             lines.append(f"Where the {_time(self.seconds_steady)} went")
             lines += _aligned(self._spent(), 1)
         return "\n".join([*lines, *self._notes()])
@@ -302,7 +304,7 @@ class Trial:
             *map(paragraph, (self._title(), *self._differences())),
             table(headings, rows) if rows else "",
             table(("share", "of the time after start-up", "line"), self._spent())
-            if self._is_sampled
+            if self._places
             else "",
             *map(paragraph, self._notes()),
         )
@@ -421,9 +423,9 @@ def trial_of_program(name: str, path: str | None, compare: bool) -> Iterator[Non
         if error.code not in (None, 0):
             raise
     finally:
-        # However the program ends.
-        # The program may have closed its standard output.
-        is_closed = sys.stdout is None or sys.stdout.closed
+        # However the program ends, and even if it has closed its standard output, or replaced it by
+        # an object that can only be written to.
+        is_closed = sys.stdout is None or getattr(sys.stdout, "closed", False)
         file = sys.__stderr__ if is_closed else sys.stdout
         print(found, file=file) if path is None else found.save(path)
     if found.is_wrong:

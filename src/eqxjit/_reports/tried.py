@@ -159,8 +159,12 @@ class Tried:
                 self.effects, self.is_excluded = f"it reads a `{type(each).__name__}`", True
 
     def add_trace(self, trace: Trace) -> None:
-        """Add a trace of eqxjit's, and note what its program does besides computing."""
+        """Add a trace of eqxjit's during the trial."""
         self.traces.append(trace)
+        self.note_effects(trace)
+
+    def note_effects(self, trace: Trace) -> None:
+        """Note what the program of a trace does besides computing."""
         if changes_something(trace._record.jaxpr()):
             self.effects, self.is_excluded = "each run of it changes something", True
         elif trace.program and trace.program.calls_python:
@@ -248,8 +252,7 @@ class Tried:
         if any(each.rounding is None for each in found):
             # Equinox may have returned static objects that it has traced for equal ones. A new
             # function around the same one has it trace again.
-            apply = lambda f, *args, **kwargs: f(*args, **kwargs)  # noqa: E731
-            renewed = eqx.Partial(apply, _uncounted(fun))
+            renewed = eqx.Partial(lambda f, *args, **kwargs: f(*args, **kwargs), _uncounted(fun))
             retraced = self._run(upstream(renewed, self.options), parts, given)
             if not _differences(ours, retraced):
                 why = "Equinox returns what it traced for an equal static value"
@@ -304,8 +307,7 @@ def tried_of(ours: Any) -> Tried:
     function, fun = ours._function, ours.__wrapped__
     tried = Tried(function.signature.label, place_of(fun).site, function.options)
     for trace in ours.traces():
-        tried.add_trace(trace)
-    tried.traces.clear()
+        tried.note_effects(trace)
     tried.was_traced = ours.cache_info().traces > 0
     if type(ours) is not JitFunction:
         tried.effects, tried.is_excluded = "Equinox has no counterpart", True
