@@ -610,6 +610,23 @@ def test_a_function_that_changes_something_in_each_run_is_not_compared(of):
     assert "changes something" in row.verdict
 
 
+def test_what_changes_something_is_known_from_a_trace_before_the_trial():
+    ref = jax.new_ref(jnp.zeros(()))
+
+    @eqxjit.filter_jit
+    def step(x):
+        ref[...] += 1
+        return x
+
+    step(jnp.ones(()))
+    with eqxjit.trial() as trial:
+        for _ in range(4):
+            step(jnp.ones(()))
+    [row] = trial.functions
+    assert row.compared == 0
+    assert int(ref[...]) == 5
+
+
 def test_equal_parts_within_infinities_are_no_difference():
     under = Under()
 
