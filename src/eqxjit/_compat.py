@@ -8,10 +8,11 @@ names without a fallback. A new release of JAX or Equinox requires a change of t
 """
 
 import functools
+import inspect
 import logging
 import pkgutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -516,5 +517,27 @@ def changes_something(jaxpr: Any) -> bool:
 
 def has_host_callback(lowering: Any) -> bool:
     """Return whether a lowered program calls Python. If so, JAX doesn't cache it in a file."""
-    arguments = getattr(lowering, "compile_args", None)
-    return bool(arguments and arguments.get("host_callbacks"))
+    return bool(_host_callbacks(lowering))
+
+
+def calls_users_python(lowering: Any) -> bool:
+    """Return whether a lowered program calls Python for more than the checks of `eqx.error_if`.
+
+    With the fallback, such a check counts, too.
+    """
+    return not all(map(_is_error_check, _host_callbacks(lowering)))
+
+
+def _host_callbacks(lowering: Any) -> Sequence[Any]:
+    arguments = getattr(lowering, "compile_args", None) or {}
+    return arguments.get("host_callbacks") or ()
+
+
+def _is_error_check(callback: Any) -> bool:
+    # JAX puts the function into two closures and an object of its own.
+    try:
+        for _ in range(2):
+            callback = inspect.getclosurevars(callback).nonlocals["callback"]
+        return callback.callback_func.__module__ == "equinox._errors"
+    except (AttributeError, KeyError, TypeError):
+        return False

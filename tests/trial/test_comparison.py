@@ -182,6 +182,24 @@ def test_donated_arrays_are_copied_before_the_call(donate):
 # --- What is known to differ, and effects --------------------------------------------------------
 
 
+def test_slow_functions_are_compared_less_often():
+    @eqxjit.filter_jit
+    def compute(x, n):
+        return jax.lax.fori_loop(0, n, lambda _, x: x @ x / 300, x)
+
+    x, n, seconds = jnp.ones((300, 300)), jnp.int32(50), 0.0
+    while seconds < 0.3:
+        n, begun = 2 * n, time.monotonic()
+        jax.block_until_ready(compute(x, n))
+        seconds = time.monotonic() - begun
+    with eqxjit.trial() as trial:
+        for _ in range(4):
+            jax.block_until_ready(compute(x, n))
+    [row] = trial.functions
+    assert 1 <= row.compared <= 2
+    assert row.differences == []
+
+
 def test_what_equinox_returns_for_an_equal_value_is_a_known_difference():
     def step(x, n):
         return x, type(n).__name__
@@ -234,6 +252,16 @@ def test_a_function_that_calls_python_is_compared_once():
     assert row.compared == 1
     assert "calls Python" in row.effects
     assert len(calls) == 21
+
+
+def test_a_check_for_errors_is_no_effect():
+    def step(x):
+        x = eqx.error_if(x, x.sum() > 100, "too large")
+        return eqx.error_if(x, jnp.isnan(x), "not a number")
+
+    row, _ = tried(step, jnp.ones(3), n=5)
+    assert row.verdict == f"{row.compared} calls compared: equal, bit for bit"
+    assert row.compared >= 3
 
 
 def test_a_function_that_prints_is_compared_once_and_prints_once(capsys):
@@ -307,6 +335,21 @@ def test_only_the_outermost_function_is_compared():
     rows = outcome(lambda: [outer(jnp.ones(3)) for _ in range(5)])
     assert {*rows} == {"outer"}
     assert rows["outer"].compared >= 3
+
+
+def test_while_equinox_traces_nested_functions_are_equinoxs_too():
+    @eqxjit.filter_jit
+    def inner(x, n):
+        return x, type(n).__name__
+
+    @eqxjit.filter_jit
+    def outer(x):
+        return inner(x, 1), inner(x, True)
+
+    rows = outcome(lambda: [outer(jnp.ones(3)) for _ in range(5)])
+    [difference] = rows["outer"].differences
+    # Equinox returns what it has traced for `1`.
+    assert difference.startswith("known difference: output[1][1]: 'bool' under eqxjit, 'int'")
 
 
 def test_transformations_of_a_function_work_and_are_not_compared():

@@ -28,7 +28,11 @@ from .._places import trim
 from .._text import comes_from_signal_handler
 from .sampler import COMPILING, Sampler
 from .spans import AWAITED, OURS, THEIRS, Spans, wait_for
-from .tried import N_FIRST, Outcome, Parts, Tried, tried_of, upstream
+from .tried import N_FIRST, Outcome, Parts, Tried, nested, renewed, tried_of, upstream
+
+# After a function's first comparison, there are others only while all comparisons together have
+# taken less than this many seconds, or less than this part of the program's time.
+_FEW_SECONDS, _SMALL_PART = 0.5, 0.25
 
 # Only the main thread has spans. In any other thread, one call in this many is compared, except
 # while calls are only logged.
@@ -42,12 +46,17 @@ class _Thread:
     - `is_inside`: whether it is inside an intercepted call.
     - `is_copying`: whether it copies a wrapper for an interceptor.
     - `has_compiled`: whether JAX has compiled something since the latest call began.
+    - `compiling`: the seconds of all tracing, lowering and compiling so far.
     - `traces`: the traces that eqxjit has recorded since the latest call began.
+    - `phases`: the ends of the latest phases of tracing, lowering and compiling, and the seconds of
+        each.
     """
 
     def __init__(self) -> None:
         self.is_main = self.is_inside = self.is_copying = self.has_compiled = False
+        self.compiling = 0.0
         self.traces: tuple[Trace, ...] = ()
+        self.phases: deque[tuple[float, float]] = deque(maxlen=1_000)
 
 
 class _Current(threading.local):
@@ -78,7 +87,7 @@ class Interceptor:
         # A call under a transformation becomes part of another program, and a call that a callback
         # makes is part of another call.
         if thread.is_inside or is_transforming():
-            return self.ours(*args, **kwargs)
+            return self.nested(*args, **kwargs)
         thread.is_inside = True
         try:
             now = time.perf_counter()
@@ -104,6 +113,17 @@ class Interceptor:
         finally:
             thread.is_inside = False
             thread.traces = ()
+
+    @property
+    def nested(self) -> Any:
+        """The function that serves a call inside another jitted function."""
+        # While Equinox traces a function to compare its results, a fault of eqxjit in a nested
+        # function would be in both results.
+        if nested.mode is OURS or type(self.ours) is not JitFunction:
+            return self.ours
+        if nested.mode is THEIRS:
+            return self.theirs
+        return upstream(renewed(self.ours.__wrapped__), self.ours._function.options)
 
     @property
     def theirs(self) -> Any:
@@ -142,8 +162,8 @@ class Swap:
         self._random = random.Random()
         # The functions and phases that were compiled before.
         self._seen: set[Any] = set()
-        # The ends of the latest phases, and the seconds of each.
-        self._phases: deque[tuple[float, float]] = deque(maxlen=1_000)
+        # The seconds that comparisons have taken, without compilations.
+        self._comparing = 0.0
         # The wrappers, and their interceptors, by the wrapper's `id`.
         self._intercepted: dict[int, tuple[weakref.ref[Any], Interceptor]] = {}
 
@@ -236,7 +256,7 @@ class Swap:
             outcome = self._serve(to, served_by, args, kwargs)
             self._account(tried, outcome, is_compared and not is_random)
             if compared is not None and given is not None and not tried.is_excluded:
-                tried.compare(to.ours.__wrapped__, to.theirs, compared, given, outcome)
+                self._compare(to, compared, given, outcome)
             elif thread.traces and outcome.error is None:
                 self.compare_afterwards(to, args, kwargs, outcome.result)
         finally:
@@ -283,7 +303,8 @@ class Swap:
             return awaited, None
         tried.n_due -= 1
         parts = tried.parts_of(args, kwargs)
-        if parts is not None and tried.is_comparable and (is_random or tried.is_due(parts)):
+        is_chosen = self._may_compare(tried) and (is_random or (parts and tried.is_due(parts)))
+        if parts is not None and is_chosen:
             # Otherwise Equinox would wait for what the calls so far have left to compute.
             return AWAITED, parts
         if mode is THEIRS:
@@ -361,7 +382,7 @@ class Swap:
         if not self._compares:
             return
         tried.n_due = N_FIRST
-        if tried.donates or not tried.is_comparable:
+        if tried.donates or not self._may_compare(tried):
             return
         is_held = self.sampler.is_held or not thread.is_main
         if not is_held:
@@ -370,10 +391,22 @@ class Swap:
             parts = tried.parts_of(args, kwargs)
             given = tried.copies_for(parts)
             if parts is not None and given is not None:
-                tried.compare(to.ours.__wrapped__, to.theirs, parts, given, Outcome(result, None))
+                self._compare(to, parts, given, Outcome(result, None))
         finally:
             if not is_held:
                 self.sampler.release(time.perf_counter())
+
+    def _may_compare(self, tried: Tried) -> bool:
+        """Return whether a call of a function may be compared, and there is time for it."""
+        limit = max(_FEW_SECONDS, _SMALL_PART * self.sampler.clock())
+        return tried.is_comparable and (not tried.compared or self._comparing < limit)
+
+    def _compare(self, to: Interceptor, parts: Parts, given: list[Any], ours: Outcome) -> None:
+        thread, tried = self.current.thread, to.tried
+        assert tried is not None
+        begun, compiling = time.perf_counter(), thread.compiling
+        tried.compare(to.ours.__wrapped__, to.theirs, parts, given, ours)
+        self._comparing += time.perf_counter() - begun - (thread.compiling - compiling)
 
     # --- What JAX compiles --------------------------------------------------------------------
 
@@ -386,12 +419,13 @@ class Swap:
             thread.has_compiled = True
             if record is not None and phase == TRACING:
                 thread.traces += (Trace(record),)
-        if not thread.is_main or self.sampler.is_held:
-            return
         # Phases that are nested in this phase have ended before it, and are part of its seconds.
         now = time.perf_counter()
-        seconds -= sum([spent for end, spent in self._phases if end > now - seconds])
-        self._phases.append((now, seconds))
+        seconds -= sum([spent for end, spent in thread.phases if end > now - seconds])
+        thread.phases.append((now, seconds))
+        thread.compiling += seconds
+        if not thread.is_main or self.sampler.is_held:
+            return
         # The sampler has counted these seconds as a jitted call or an operation. Move them.
         sampler = self.sampler
         kind, line = sampler.place_of(sys._getframe(1))

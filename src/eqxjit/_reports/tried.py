@@ -13,7 +13,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._compat import UpstreamWrapper, changes_something, upstream_filter_jit
+from .._compat import (
+    UpstreamWrapper,
+    calls_users_python,
+    changes_something,
+    upstream_filter_jit,
+)
 from .._core.wrapper import JitFunction, filter_jit
 from .._diagnostics import waiting
 from .._diagnostics.trace import Trace
@@ -36,6 +41,22 @@ _AssertMaxTraces: Any = type(eqx.debug.assert_max_traces(abs, max_traces=None))
 
 # A function that uses one of these may compute something different in each call.
 _STATEFUL = np.random.Generator, np.random.RandomState, random.Random, io.IOBase
+
+
+#: The mode of nested calls that Equinox traces again, although it may have traced them before.
+ANEW = "anew"
+
+
+class _Nested(threading.local):
+    """Tells who serves the jitted functions that are called inside another one.
+
+    - `mode`: by whom they are served: Equinox, if a call runs under Equinox to be compared.
+    """
+
+    mode = OURS
+
+
+nested = _Nested()
 
 
 class Parts(NamedTuple):
@@ -167,7 +188,7 @@ class Tried:
         """Note what the program of a trace does besides computing."""
         if changes_something(trace._record.jaxpr()):
             self.effects, self.is_excluded = "each run of it changes something", True
-        elif trace.program and trace.program.calls_python:
+        elif calls_users_python(trace._record.lowering()):
             self.effects = self.effects or "it calls Python"
 
     def is_due(self, parts: Parts) -> bool:
@@ -247,13 +268,12 @@ class Tried:
         self.compared += 1
         self.by_kind[parts.kind] += 1
         self.statics.setdefault(parts.kind, parts.statics)
-        of_equinox = self._run(theirs, parts, given)
+        of_equinox = self._run(theirs, parts, given, THEIRS)
         found = _differences(ours, of_equinox)
         if any(each.rounding is None for each in found):
-            # Equinox may have returned static objects that it has traced for equal ones. A new
-            # function around the same one has it trace again.
-            renewed = eqx.Partial(lambda f, *args, **kwargs: f(*args, **kwargs), _uncounted(fun))
-            retraced = self._run(upstream(renewed, self.options), parts, given)
+            # Equinox may have returned static objects that it has traced for equal ones.
+            new = renewed(fun)
+            retraced = self._run(upstream(new, self.options), parts, given, ANEW)
             if not _differences(ours, retraced):
                 why = "Equinox returns what it traced for an equal static value"
                 self.known = f"{found[0]}: {why}"
@@ -262,9 +282,9 @@ class Tried:
                 self.effects = self.known = "its results differ from trace to trace"
                 return
             options = self.options
-            ours_anew = filter_jit(renewed, donate=options.donate, **dict(options.jit_arguments))
+            ours_anew = filter_jit(new, donate=options.donate, **dict(options.jit_arguments))
             may_differ = self.was_traced or of_equinox.error is not None
-            if may_differ and not _differences(self._run(ours_anew, parts, given), retraced):
+            if may_differ and not _differences(self._run(ours_anew, parts, given, OURS), retraced):
                 when = "before the trial" if self.was_traced else "once"
                 why = f"it was traced {when}, and a new trace gives a different result"
                 self.known = f"{found[0]}: {why}"
@@ -272,17 +292,19 @@ class Tried:
         for each in found[:10]:
             self.unequal.setdefault(each.path, each)
 
-    def _run(self, theirs: Any, parts: Parts, given: list[Any]) -> Outcome:
+    def _run(self, served: Any, parts: Parts, given: list[Any], nested_mode: str) -> Outcome:
         arrays = self.copied(given)
         args, kwargs = combine(parts.spec, iter(arrays), iter(parts.statics))
         sys.stdout = muted = _Muted(_current(sys.stdout))
+        nested.mode = nested_mode
         try:
-            return Outcome(theirs(*args, **kwargs), None)
+            return Outcome(served(*args, **kwargs), None)
         except Exception as error:
             if comes_from_signal_handler(error):
                 raise
             return Outcome(None, error)
         finally:
+            nested.mode = OURS
             muted.is_on = False
             if sys.stdout is muted:
                 sys.stdout = _current(muted)
@@ -332,6 +354,11 @@ def _may_replace(a: Any, b: Any) -> bool:
     return values.keys() == others.keys() and all(
         map(interchangeable, values.values(), others.values())
     )
+
+
+def renewed(fun: Any) -> Any:
+    """Return a new function around the same one, so that JAX and Equinox trace it again."""
+    return eqx.Partial(lambda f, *args, **kwargs: f(*args, **kwargs), _uncounted(fun))
 
 
 def _uncounted(fun: Any) -> Any:
