@@ -60,6 +60,8 @@ def main(argv: list[str]) -> None:
         parser.error("a script or a module is required")
     sys.argv = [program, *chosen.arguments]
     sys.excepthook = _show_error
+    # Before a report or a trial, which would print their findings on a program that never ran.
+    script = None if chosen.module else _compiled(program)
     with contextlib.ExitStack() as stack:
         if chosen.explain:
             stack.enter_context(explain_retraces())
@@ -72,10 +74,10 @@ def main(argv: list[str]) -> None:
                 stack.enter_context(trial_of_program(name, page, not chosen.no_compare))
             except OSError as error:
                 parser.error(f"can't write the page: {error}")
-        if chosen.module:
+        if script is None:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
-            _run_script(program)
+            _run_script(*script)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,18 +142,18 @@ def _show_info() -> None:
 
 
 def _compiled(path: str) -> tuple[importlib.machinery.SourceFileLoader, types.CodeType]:
-    """Read and compile the file of a script."""
+    """Read and compile the file of a script; end with Python's own status if it can't be read."""
     path = os.path.abspath(path)
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    return loader, loader.source_to_code(loader.get_data(path), path)
-
-
-def _run_script(path: str) -> None:
-    """Run a file as the main program, also for threads and exit handlers that outlive `main`."""
     try:
-        loader, code = _compiled(path)
+        return loader, loader.source_to_code(loader.get_data(path), path)
     except OSError as error:
-        sys.exit(f"{_NAME}: can't run the script: {error}")
+        print(f"{_NAME}: can't run the script: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _run_script(loader: importlib.machinery.SourceFileLoader, code: types.CodeType) -> None:
+    """Run a file as the main program, also for threads and exit handlers that outlive `main`."""
     # Not by `runpy.run_path`, which removes the module from `sys.modules` at the end of the file.
     if not sys.flags.safe_path:
         # As under `python script.py`, so that the script can import the modules in its folder.

@@ -590,14 +590,18 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
         (["--version"], 0, f"eqxjit {eqxjit.__version__}\n"),
         (["--help"], 0, "runs a script, or a module"),
         ([], 2, "required"),
-        (["nosuch.py"], 1, "No such file or directory: '/"),
-        (["."], 1, "Is a directory: '/"),
+        (["nosuch.py"], 2, "No such file or directory: '/"),
+        (["--trial", "nosuch.py"], 2, "No such file or directory: '/"),
+        (["."], 2, "Is a directory: '/"),
     ],
-    ids=["format", "folder", "version", "help", "nothing", "no script", "a folder"],
+    ids=["format", "folder", "version", "help", "nothing", "no script", "no trial", "a folder"],
 )
 def test_command_lines(arguments, status, text, tmp_path):
+    (tmp_path / "x.py").touch()
     found, *shown = python("-m", "eqxjit", *arguments, cwd=tmp_path)
     assert found == status
     assert text in "".join(shown)
+    # A program that never ran has no findings.
+    assert not (status and shown[0])
     # Only an error of the program itself has a traceback.
     assert "Traceback" not in shown[1]
