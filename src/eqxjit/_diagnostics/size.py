@@ -205,14 +205,14 @@ def _updated_arguments(jaxpr: Any) -> list[frozenset[int]]:
         if is_backward(equation):
             continue
         nested = [*_nested_jaxprs(equation)]
-        for i, result in enumerate(equation.outvars):
-            inputs: list[Any] = []
-            if not nested:
-                inputs = equation.invars
-            elif len(nested) == 1 and len(nested[0].invars) == len(equation.invars):
-                # The inputs of the nested jaxpr are those of the equation, in the same order.
-                for indices in _updated_arguments(nested[0])[i : i + 1]:
-                    inputs = [equation.invars[index] for index in indices]
+        # The inputs of each result that the result may be a new value of.
+        inputs_of: list[list[Any]] = []
+        if not nested:
+            inputs_of = [equation.invars] * len(equation.outvars)
+        elif len(nested) == 1 and len(nested[0].invars) == len(equation.invars):
+            # The inputs of the nested jaxpr are those of the equation, in the same order.
+            inputs_of = [[equation.invars[i] for i in each] for each in _updated_arguments(nested[0])]
+        for result, inputs in zip(equation.outvars, inputs_of, strict=False):
             found = [sources_of(variable, result) for variable in inputs]
             sources[result] = frozenset().union(*found)
     return [sources_of(variable, variable) for variable in jaxpr.outvars]
