@@ -1,6 +1,7 @@
 """The figures of a trial, on programs that spend their time in one known place."""
 
 import dataclasses
+import functools
 import signal
 import time
 
@@ -65,6 +66,77 @@ def test_tracing_again_is_apart_from_start_up_and_has_its_line():
     assert trial.seconds_startup > 0.03
     assert share_of(trial, "tracing and compiling") > 0.6
     assert "`n` was" in str(trial)
+
+
+def test_all_of_a_call_that_is_traced_again_is_tracing():
+    def make(k):
+        def wave(x):
+            for _ in range(k + 40):
+                x = jnp.sin(x) * k
+            return x
+
+        return eqxjit.filter_jit(wave)
+
+    functions = [make(k) for k in range(12)]
+    with eqxjit.trial(compare=False) as trial:
+        for function in functions:
+            for _ in range(5):
+                function(X)
+    assert share_of(trial, "tracing and compiling") > 0.9
+    assert "12 traces" in str(trial)
+
+
+def test_all_of_a_functions_first_call_is_start_up():
+    def new(function):
+        @functools.wraps(function)
+        def wave(x):
+            # A gradient of a jitted function compiles in many steps.
+            loss = jax.jit(lambda x: functools.reduce(lambda x, _: function(x), range(30), x).sum())
+            return x - jax.grad(loss)(x)
+
+        return eqxjit.filter_jit(wave)
+
+    functions = [new(each) for each in (jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jnp.arctan)]
+    begun = time.monotonic()
+    with eqxjit.trial(compare=False) as trial:
+        for function in functions:
+            for _ in range(5):
+                function(X)
+    assert trial.seconds > 0.7 * (time.monotonic() - begun)
+    assert trial.seconds_steady < 0.03 * trial.seconds
+
+
+def test_the_first_compilations_of_a_line_are_start_up():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+
+    def several(n):
+        return [jnp.sin(jnp.ones(n + i)).sum() for i in range(5)]
+
+    with eqxjit.trial(compare=False) as trial:
+        double(X)
+        double(X)
+        begun = time.monotonic()
+        several(201)
+        assert trial.seconds_steady < 0.5 * (time.monotonic() - begun)
+        first = trial.seconds_startup
+        double(X)
+        several(301)
+    assert trial.seconds_startup == first
+    assert share_of(trial, "tracing and compiling") > 0.5
+
+
+def test_imports_are_no_operations(tmp_path, monkeypatch):
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    lines = "import time, jax.numpy as jnp", "end = time.monotonic() + 0.4", "x = jnp.ones(3)"
+    loop = "while time.monotonic() < end: x = x + 1"
+    (tmp_path / "site-packages" / "imported_slowly.py").write_text("\n".join([*lines, loop]))
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial(compare=False) as trial:
+        double(X)
+        double(X)
+        import imported_slowly  # noqa: F401
+    assert share_of(trial, "Python") > 0.9
 
 
 def test_waiting_within_a_trace_is_a_part_of_the_trace():

@@ -192,7 +192,13 @@ REPLACED = """
 """
 
 
-@pytest.mark.parametrize(("ending", "where"), [(CLOSED, "stderr"), (REPLACED, "stdout")])
+# Nor does it write after its file is closed.
+FAILING = REPLACED + "Tee.write = lambda self, text: sys.stdin.write(text)"
+
+
+@pytest.mark.parametrize(
+    ("ending", "where"), [(CLOSED, "stderr"), (REPLACED, "stdout"), (FAILING, "stderr")]
+)
 def test_a_program_may_close_or_replace_its_standard_output(tmp_path, ending, where):
     program = textwrap.dedent(PROGRAM) + textwrap.dedent(ending)
     result = run(tmp_path, program, "train.py")

@@ -211,7 +211,9 @@ def _updated_arguments(jaxpr: Any) -> list[frozenset[int]]:
             inputs_of = [equation.invars] * len(equation.outvars)
         elif len(nested) == 1 and len(nested[0].invars) == len(equation.invars):
             # The inputs of the nested jaxpr are those of the equation, in the same order.
-            inputs_of = [[equation.invars[i] for i in each] for each in _updated_arguments(nested[0])]
+            inputs_of = [
+                [equation.invars[i] for i in each] for each in _updated_arguments(nested[0])
+            ]
         for result, inputs in zip(equation.outvars, inputs_of, strict=False):
             found = [sources_of(variable, result) for variable in inputs]
             sources[result] = frozenset().union(*found)

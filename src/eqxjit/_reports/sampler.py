@@ -94,6 +94,8 @@ class Sampler:
         # When the clock was stopped; None while it runs.
         self._stopped: float | None = None
         self._n_ticks = 0
+        # What was found since `begun`.
+        self._since = 0.0, defaultdict[tuple[Place, Any], float](float)
         # The clocks at the end of the latest tick.
         self._seen = 0.0, 0.0, 0.0
 
@@ -148,6 +150,14 @@ class Sampler:
             return self.latest
         return None
 
+    def forget_call(self) -> None:
+        """Forget what was found since the call under way has begun."""
+        begun, found = self._since
+        if begun == self.begun:
+            for key, seconds in found.items():
+                self.places[key] -= seconds
+            found.clear()
+
     def _tick(self, frame: types.FrameType, seconds: float) -> None:
         if self.is_held:
             return
@@ -165,7 +175,11 @@ class Sampler:
                 if self._n_ticks % _ONE_IN == 0:
                     self._sample_others()
         finally:
-            self.places[place, self.function_of(place[0])] += seconds
+            key = place, self.function_of(place[0])
+            self.places[key] += seconds
+            if self._since[0] != self.begun:
+                self._since = self.begun, defaultdict(float)
+            self._since[1][key] += seconds
             if place[0] is PYTHON:
                 # One row for all samples between two calls, so that they don't displace the calls.
                 if self.log and self.log[-4] is None:
@@ -225,6 +239,9 @@ def _place_of(
             # If a line of the user's is further inside, it is traced.
             is_waiting = line is None and _KIND_OF_NAME.get(of_jax or "") is WAITING
             kind, line = WAITING if is_waiting else CALLS, None
+        elif line is None and code.co_filename.startswith("<frozen importlib"):
+            # A module does whatever it likes while it is imported, with operations of JAX, too.
+            kind = PYTHON
         elif line is None and is_users(code.co_filename) and _has_source(code.co_filename):
             # Without the function, because a comprehension is a function of its own.
             line = CallSite(code.co_filename, _line_number(frame))

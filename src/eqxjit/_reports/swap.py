@@ -104,14 +104,16 @@ class Interceptor:
             if thread.is_main:
                 tried.n_ours += 1
                 sampler.log.extend((tried, OURS, begun, time.perf_counter() - sampler.offset))
-            if thread.traces:
-                swap.compare_afterwards(self, args, kwargs, result)
+            if thread.has_compiled:
+                swap.end_compiled(self, args, kwargs, result)
             return result
         except BaseException:
+            if thread.has_compiled:
+                swap.leave_out_call(tried)
             trim()
             raise
         finally:
-            thread.is_inside = False
+            thread.is_inside = thread.has_compiled = False
             thread.traces = ()
 
     @property
@@ -136,6 +138,7 @@ class Interceptor:
 class Swap:
     """Serves the calls of all jitted functions in the process while it is `running`.
 
+    - `compares`: whether calls run under Equinox at all.
     - `functions`: what the trial knows of each function.
     - `current`: the state of the current thread, as `current.thread`.
     - `sampler`: samples where the main thread spends its time.
@@ -146,7 +149,6 @@ class Swap:
     """
 
     def __init__(self, compares: bool):
-        """`compares` tells whether calls run under Equinox at all."""
         self.functions: list[Tried] = []
         self.current = _Current()
         self.current.thread.is_main = True
@@ -154,14 +156,15 @@ class Swap:
         self.spans = Spans(self.sampler, self.functions)
         self.is_steady = False
         self.startup = 0.0
-        self._compares = compares
+        self.compares = compares
         # By the function's table of entries. A program may create functions in a loop, and drop
         # them with their programs.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
         # Not the module's own functions, whose random numbers are the program's.
         self._random = random.Random()
-        # The functions and phases that were compiled before.
-        self._seen: set[Any] = set()
+        # The functions that were compiled before, by their rows, and the lines for whose operations
+        # JAX has compiled something, with the number of calls before the first time.
+        self._seen: dict[Any, int] = {}
         # The seconds that comparisons have taken, without compilations.
         self._comparing = 0.0
         # The wrappers, and their interceptors, by the wrapper's `id`.
@@ -258,9 +261,9 @@ class Swap:
             if compared is not None and given is not None and not tried.is_excluded:
                 self._compare(to, compared, given, outcome)
             elif thread.traces and outcome.error is None:
-                self.compare_afterwards(to, args, kwargs, outcome.result)
+                self._compare_traced(to, args, kwargs, outcome.result)
         finally:
-            thread.traces = ()
+            thread.has_compiled, thread.traces = False, ()
             if is_main:
                 sampler.release(time.perf_counter())
         if outcome.error is None:
@@ -299,7 +302,7 @@ class Swap:
     ) -> tuple[str, Parts | None]:
         """Return the mode in which a call is served, and its parts if it is to be compared."""
         awaited = AWAITED if is_random and self.current.thread.is_main else mode
-        if not self._compares or not (tried.n_due > 0 or is_random or mode is THEIRS):
+        if not self.compares or not (tried.n_due > 0 or is_random or mode is THEIRS):
             return awaited, None
         tried.n_due -= 1
         parts = tried.parts_of(args, kwargs)
@@ -317,7 +320,6 @@ class Swap:
         __tracebackhide__ = True
         thread, sampler = self.current.thread, self.sampler
         served = to.theirs if mode is THEIRS else to.ours
-        thread.has_compiled, thread.traces = False, ()
         if thread.is_main:
             sampler.release(time.perf_counter())
             sampler.latest, sampler.begun = to.tried, sampler.clock()
@@ -348,6 +350,8 @@ class Swap:
             tried.add_trace(thread.traces[-1])
         if not thread.is_main:
             return
+        if thread.has_compiled:
+            self.leave_out_call(tried)
         if not self.is_steady:
             self.is_steady = not thread.has_compiled and outcome.error is None
             if self.is_steady:
@@ -362,24 +366,50 @@ class Swap:
         tried = self._by_table.get(table)
         if tried is None:
             tried = self._by_table[table] = tried_of(ours)
-            if not self._compares:
+            if not self.compares:
                 tried.n_due = 0
             self.functions.append(tried)
         return tried
 
-    def compare_afterwards(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
+    def leave_out_call(self, tried: Tried | None) -> None:
+        """Take the time of a call in which JAX has compiled out of what the samples found.
+
+        It is a part of start-up if the function was never compiled before.
+        """
+        sampler = self.sampler
+        if tried is None or not self.current.thread.is_main:
+            return
+        seconds = sampler.clock() - sampler.begun
+        sampler.forget_call()
+        if tried.row in self._seen:
+            _, line = sampler.place_of(sys._getframe())
+            sampler.places[(COMPILING, line), None] += seconds
+        else:
+            self._seen[tried.row] = 0
+            self.startup += seconds
+            sampler.leave_out(seconds)
+
+    def end_compiled(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
+        """End a call that was to be only logged, but in which JAX has compiled."""
+        thread, tried = self.current.thread, to.tried
+        assert tried is not None
+        self.leave_out_call(tried)
+        if thread.is_main:
+            self.spans.abandon(True)
+        if thread.traces:
+            tried.add_trace(thread.traces[-1])
+            self._compare_traced(to, args, kwargs, result)
+        # What Equinox has compiled for the comparison isn't the call's.
+        thread.has_compiled = False
+
+    def _compare_traced(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
         """Compare a call that was to be served as usual, but turned out to trace.
 
         If the function donates, the arguments are gone, so the next calls are compared instead.
         """
         thread, tried = self.current.thread, to.tried
         assert tried is not None
-        traces, thread.traces = thread.traces, ()
-        if thread.is_main:
-            self.spans.abandon(True)
-        if traces[-1] not in tried.traces:
-            tried.add_trace(traces[-1])
-        if not self._compares:
+        if not self.compares:
             return
         tried.n_due = N_FIRST
         if tried.donates or not self._may_compare(tried):
@@ -411,32 +441,32 @@ class Swap:
     # --- What JAX compiles --------------------------------------------------------------------
 
     def _observe(
-        self, name: str, phase: str, seconds: float, _: bool, record: TraceRecord | None
+        self, _: str, phase: str, seconds: float, __: bool, record: TraceRecord | None
     ) -> None:
         """Note that JAX has traced, lowered or compiled something, in some seconds until now."""
         thread = self.current.thread
-        if thread.is_inside:
-            thread.has_compiled = True
-            if record is not None and phase == TRACING:
-                thread.traces += (Trace(record),)
         # Phases that are nested in this phase have ended before it, and are part of its seconds.
         now = time.perf_counter()
         seconds -= sum([spent for end, spent in thread.phases if end > now - seconds])
         thread.phases.append((now, seconds))
         thread.compiling += seconds
-        if not thread.is_main or self.sampler.is_held:
-            return
-        # The sampler has counted these seconds as a jitted call or an operation. Move them.
         sampler = self.sampler
-        kind, line = sampler.place_of(sys._getframe(1))
-        sampler.places[(kind, line), sampler.function_of(kind)] -= seconds
-        key = name, phase, line if record is None else record.place
-        if key in self._seen:
-            sampler.places[(COMPILING, line), None] += seconds
-        else:
-            self._seen.add(key)
-            self.startup += seconds
-            sampler.leave_out(seconds)
+        if thread.is_inside:
+            thread.has_compiled = True
+            if record is not None and phase == TRACING:
+                thread.traces += (Trace(record),)
+        elif thread.is_main and not sampler.is_held:
+            # The samples count these seconds as an operation. Move them.
+            kind, line = sampler.place_of(sys._getframe(1))
+            sampler.places[(kind, line), sampler.function_of(kind)] -= seconds
+            # One line may compile many operations, such as a line that creates a model. They are a
+            # part of start-up unless the program has gone on meanwhile.
+            n_calls = sum([each.calls for each in self.functions])
+            if self._seen.setdefault(line, n_calls) == n_calls:
+                self.startup += seconds
+                sampler.leave_out(seconds)
+            else:
+                sampler.places[(COMPILING, line), None] += seconds
 
 
 # The trials that are running, outermost first.

@@ -13,6 +13,7 @@ from .._deploy.install import install
 from .._diagnostics.trace import Trace
 from .._html import block, page, paragraph, table
 from .._places import CallSite
+from .._text import suppressed
 from .report import show
 from .sampler import (
     CALLS,
@@ -217,6 +218,8 @@ class Trial:
         elif theirs == theirs:
             times = theirs / self.seconds_steady
             title += f" Under Equinox's filter_jit {_time(theirs)}, {times:.2f} times as long."
+        elif self._swap.compares:
+            title += " Equinox served too few calls to tell how long it takes under its filter_jit."
         return title
 
     def _cells(self) -> list[list[str]]:
@@ -247,8 +250,8 @@ class Trial:
             in_calls = self._swap.sampler.waited_in_calls
             is_limited = kind is WAITING and in_calls > share * self.seconds_steady / 2
             # If calls wait for computations, reading the results later doesn't help.
-            if kind in _REMEDIES and not is_limited:
-                text += f": {_REMEDIES[kind]}" if text else _REMEDIES[kind]
+            if kind in _REMEDIES and shown and not is_limited:
+                text += f": {_REMEDIES[kind]}"
             if kind is COMPILING:
                 text += "".join([f"\n{line}" for line in self._why_traced()])
             rows.append((f"{share:.0%}", _NAMES.get(kind, kind), text))
@@ -357,6 +360,16 @@ def _aligned(rows: Iterable[Sequence[str]], n_numbers: int) -> list[str]:
     return lines
 
 
+def _print(text: str) -> None:
+    """Print on the standard output or, if the program has closed it, on the standard error."""
+    for file in (sys.stdout, sys.__stderr__):
+        # The program may have replaced its standard output by an object that fails in any way.
+        with suppressed:
+            if file is not None:
+                print(text, file=file, flush=True)
+                return
+
+
 @contextlib.contextmanager
 def trying(found: Trial) -> Iterator[Trial]:
     """Fill in the findings of a trial, without printing them."""
@@ -423,10 +436,7 @@ def trial_of_program(name: str, path: str | None, compare: bool) -> Iterator[Non
         if error.code not in (None, 0):
             raise
     finally:
-        # However the program ends, and even if it has closed its standard output, or replaced it by
-        # an object that can only be written to.
-        is_closed = sys.stdout is None or getattr(sys.stdout, "closed", False)
-        file = sys.__stderr__ if is_closed else sys.stdout
-        print(found, file=file) if path is None else found.save(path)
+        # However the program ends.
+        _print(str(found)) if path is None else found.save(path)
     if found.is_wrong:
         sys.exit(1)
