@@ -96,6 +96,11 @@ else:
 # for each leaf.
 ArrayImpl: type = _private("jax._src.array:ArrayImpl", type("ArrayImpl", (), {}))
 
+# JAX keeps a NumPy array whose memory it reads in place until the next call of a jitted function,
+# even if the program that reads it has run. This function drops such arrays. With the fallback, two
+# copies of a large NumPy argument are alive at a time.
+drop_read_arrays = _private("jaxlib._jax:collect_garbage", _do_nothing)
+
 # Equinox's unflatten sets a field to this mark if the flattened instance lacked the field.
 MISSING = _private("equinox._module._flatten:MISSING", object())
 
@@ -287,10 +292,11 @@ def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
 CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 
-# JAX logs an error in a callback. For a failed `eqx.error_if` that is noise, because the error is
-# also raised. This filter stays in place. Equinox adds and removes two filters on every call.
+# JAX logs each error in a function of `jax.pure_callback`, although the error is also raised.
+# `eqx.error_if` raises its error in such a function. Equinox adds this filter in every call, and
+# removes it afterwards. That takes time, so this filter stays in place.
 logging.getLogger("jax._src.callback").addFilter(
-    lambda record: type((record.exc_info or (None, None))[1]).__name__ != CALLBACK_ERROR_NAME
+    lambda record: record.getMessage() != "jax.pure_callback failed"
 )
 
 # These two functions make JAX leave out the frames of a file. The first leaves them out of the

@@ -230,7 +230,7 @@ STRANGE_ARRAYS = {
     "objects": (np.array([None, object()]), "tuple"),
     "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "numbers"),
     "a date": (np.datetime64("2020-01-01"), "numbers"),
-    "a string": (np.str_("a"), "tuple"),
+    "a string": (np.str_("a"), ".item()"),
     "records": (np.zeros(2, dtype=[("a", int), ("b", float)]), "tuple"),
     "long doubles": (np.zeros(2, dtype=np.longdouble), "numbers"),
     "masked": (np.ma.array([1.0, 2.0], mask=[True, False]), "filled"),

@@ -260,7 +260,7 @@ def test_eqx_on_error(value, outcome, blocks):
 
 @both
 @pytest.mark.parametrize("donate", ["none", "all"])
-def test_an_exception_in_a_callback_stays_jaxs(filter_jit, donate):
+def test_an_exception_in_a_callback_stays_jaxs(filter_jit, donate, caplog):
     """This also holds if its text is like that of JAX's error about deleted buffers."""
 
     def fails(x):
@@ -279,6 +279,8 @@ def test_an_exception_in_a_callback_stays_jaxs(filter_jit, donate):
         # It isn't mistaken for the Equinox error before it, either.
         message = _message()
         _raised(filter_jit(lambda x, message=message: check(x, message)), BAD)
+    # It is raised, so it needn't be logged, too.
+    assert not caplog.records
 
 
 @both

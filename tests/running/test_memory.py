@@ -3,6 +3,8 @@
 import functools
 import gc
 import math
+import time
+import tracemalloc
 import weakref
 
 import equinox as eqx
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support.devices import about_cpus
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
@@ -184,6 +187,24 @@ def test_arrays_passed_in_are_not_kept():
         del model, x, y
         assert not any(ref() is not None for ref in alive)
     assert len(jax.live_arrays()) <= before
+
+
+@about_cpus("other devices have memory of their own")
+def test_one_copy_of_a_large_numpy_argument_is_alive_at_a_time():
+    # Not aligned, so that it is copied.
+    x = np.ones(2_500_001, np.float32)[1:]
+    f = eqxjit.filter_jit(lambda x: x.sum())
+    f(x).block_until_ready()
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            f(x).block_until_ready()
+            # JAX drops its reference in a thread of its own.
+            time.sleep(0.05)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 1 <= peak / x.nbytes < 1.5
 
 
 def test_arrays_of_calls_of_every_kind_are_not_kept():

@@ -74,9 +74,11 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
             try:
                 jax.typeof(leaf)
             except (TypeError, ValueError) as why:
+                is_scalar = issubclass(type(leaf), np.generic)
+                static = f"`{path}.item()`" if is_scalar else "a tuple of the array's items"
                 return cls(
-                    f"The array `{path}` can't be traced: {why} Pass a plain array of numbers, or "
-                    "pass a static value, such as a tuple of the array's items."
+                    f"The array `{path}` can't be traced: {str(why).rstrip('.')}. Pass a plain "
+                    f"array of numbers, or pass a static value, such as {static}."
                 )
         elif issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
             if text.startswith(_DELETED) and leaf.is_deleted():

@@ -133,8 +133,9 @@ def lower_again(call: Call) -> tuple[Any, Any]:
     Both are `None` if JAX can't find the program again.
     """
     jitted = call.entry.jitted
-    # `EQX_ON_ERROR=breakpoint` replaces `jax.jit`, and a compiled function has no `trace`.
-    if not hasattr(jitted, "trace"):
+    # `EQX_ON_ERROR=breakpoint` replaces `jax.jit`, and a compiled function has no `trace`. Under
+    # `jax.disable_jit` there is no program.
+    if is_jit_disabled() or not hasattr(jitted, "trace"):
         return None, None
     # JAX finds the program fastest by avals. For a committed array, pass the array itself, because
     # an aval doesn't have the array's devices. Donated arrays are deleted by now, but still have

@@ -28,6 +28,7 @@ from jax.core import Tracer
 from .._compat import (
     ArrayImpl,
     copy_in_tracer,
+    drop_read_arrays,
     is_cpu_alone,
     is_transforming,
     native,
@@ -144,6 +145,8 @@ def copy_numpy(array: np.ndarray) -> np.ndarray:
     """Return a copy of a NumPy array, aligned so that XLA needn't copy it once more."""
     if type(array) is not np.ndarray or array.nbytes < _SMALL or array.dtype.hasobject:
         return np.ndarray.copy(array)
+    # Otherwise the copy that an earlier call has passed would be alive beside the new one.
+    drop_read_arrays()
     memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     copied = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
