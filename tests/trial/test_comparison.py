@@ -437,6 +437,33 @@ def test_calls_of_other_threads_are_tried_and_sampled():
     assert row.compared >= 3
 
 
+def test_a_few_other_threads_are_listed():
+    def work():
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            pass
+
+    with eqxjit.trial(compare=False) as trial:
+        for _ in range(8):
+            # A program may start a new thread in each step.
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    assert 1 <= str(trial).count("\nThread ") <= 3
+
+
+def test_in_a_program_of_several_processes_nothing_runs_twice(monkeypatch):
+    # The processes would run a collective operation a different number of times.
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    row, _ = tried(add_one, jnp.ones(3), n=200)
+    assert row.compared == 0
+    assert "processes" in row.verdict
+
+
+def add_one(x):
+    return x + 1
+
+
 def test_figures_are_consistent():
     f = eqxjit.filter_jit(lambda x: x + 1)
     with eqxjit.trial() as trial:

@@ -91,8 +91,8 @@ class Sampler:
         self._entrance = entrance
         self._main = threading.get_ident()
         self.offset = 0.0
-        # When the clock was stopped; None while it runs.
-        self._stopped: float | None = None
+        # When the clock was stopped; None while it runs. It stands at zero until the start.
+        self._stopped: float | None = 0.0
         self._n_ticks = 0
         # What was found since `begun`.
         self._since = 0.0, defaultdict[tuple[Place, Any], float](float)
@@ -101,7 +101,7 @@ class Sampler:
 
     def start(self) -> None:
         self._seen = _clocks()
-        self.offset = time.perf_counter()
+        self.release(self._seen[0])
         self.timer.start()
 
     def stop(self) -> None:
@@ -149,6 +149,11 @@ class Sampler:
         if kind is CALLS or (kind is WAITING and self.clock() - self.begun < _RECENT):
             return self.latest
         return None
+
+    def add(self, place: Place, function: Any, seconds: float) -> None:
+        """Add some seconds to a place, unless sampling has ended."""
+        if self.timer.is_on:
+            self.places[place, function] += seconds
 
     def forget_call(self) -> None:
         """Forget what was found since the call under way has begun."""

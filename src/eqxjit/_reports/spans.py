@@ -16,9 +16,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import jax
-
-from .._text import suppressed
 from .sampler import Place, Sampler
 
 #: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit. Short
@@ -281,10 +278,3 @@ def _mean(blocks: _Blocks, outer: float = 0.0) -> float:
     n_outer = int(len(ordered) * outer)
     kept = ordered[n_outer : len(ordered) - n_outer]
     return sum(seconds for seconds, _ in kept) / sum(n for _, n in kept)
-
-
-def wait_for(result: Any) -> None:
-    """Wait until the arrays of a result are ready."""
-    # If the computation has failed, the program finds out when it reads the result.
-    with suppressed:
-        jax.block_until_ready(result)

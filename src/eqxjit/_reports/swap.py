@@ -7,6 +7,7 @@ by Equinox instead of eqxjit, for example.
 
 import contextlib
 import copy
+import functools
 import gc
 import math
 import random
@@ -19,15 +20,17 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from .._compat import connect, is_transforming, native
 from .._core.wrapper import JitFunction, filter_jit
 from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
 from .._places import trim
-from .._text import comes_from_signal_handler
+from .._text import comes_from_signal_handler, suppressed
 from .sampler import COMPILING, Sampler
-from .spans import AWAITED, OURS, THEIRS, Spans, wait_for
+from .spans import AWAITED, OURS, THEIRS, Spans
 from .tried import N_FIRST, Outcome, Parts, Tried, nested, renewed, tried_of, upstream
 
 # After a function's first comparison, there are others only while all comparisons together have
@@ -73,12 +76,9 @@ class Interceptor:
     - `tried`: what is known of the function; `None` before the first call.
     """
 
-    __slots__ = "_theirs", "ours", "swap", "tried"
-
     def __init__(self, swap: "Swap", ours: Any):
         self.swap, self.ours = swap, ours
         self.tried: Tried | None = None
-        self._theirs: Any = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -88,28 +88,41 @@ class Interceptor:
         # makes is part of another call.
         if thread.is_inside or is_transforming():
             return self.nested(*args, **kwargs)
+        spans, sampler = swap.spans, swap.sampler
         thread.is_inside = True
         try:
             now = time.perf_counter()
-            spans, sampler = swap.spans, swap.sampler
             if tried is None or tried.n_due > 0 or now >= spans.logs_until:
                 return swap.call(self, args, kwargs, now)
+            mode, served = OURS, self.ours
             if spans.mode is THEIRS and thread.is_main:
-                return swap.call_equinox(self, args, kwargs, now)
+                # Do as little as possible before the call, because the work would slow it down: it
+                # uses the caches of the CPU.
+                sampler.hold(now)
+                if not tried.is_as_before(args, kwargs):
+                    return swap.call(self, args, kwargs, now)
+                mode, served = THEIRS, self.theirs
+                spans.count_short(tried)
+                now = time.perf_counter()
+                sampler.release(now)
+            elif thread.is_main:
+                tried.n_ours += 1
             tried.calls += 1
             begun = now - sampler.offset
             if thread.is_main:
                 sampler.latest, sampler.begun = tried, begun
-            result = self.ours(*args, **kwargs)
+            result = served(*args, **kwargs)
             if thread.is_main:
-                tried.n_ours += 1
-                sampler.log.extend((tried, OURS, begun, time.perf_counter() - sampler.offset))
+                sampler.log.extend((tried, mode, begun, time.perf_counter() - sampler.offset))
             if thread.has_compiled:
                 swap.end_compiled(self, args, kwargs, result)
             return result
         except BaseException:
             if thread.has_compiled:
                 swap.leave_out_call(tried)
+            if thread.is_main:
+                # A signal handler may have interrupted the check while the clock was held.
+                sampler.release(time.perf_counter())
             trim()
             raise
         finally:
@@ -127,12 +140,10 @@ class Interceptor:
             return self.theirs
         return upstream(renewed(self.ours.__wrapped__), self.ours._function.options)
 
-    @property
+    @functools.cached_property
     def theirs(self) -> Any:
         """The same function under Equinox's `filter_jit`, created on first use."""
-        if self._theirs is None:
-            self._theirs = upstream(self.ours.__wrapped__, self.ours._function.options)
-        return self._theirs
+        return upstream(self.ours.__wrapped__, self.ours._function.options)
 
 
 class Swap:
@@ -253,13 +264,10 @@ class Swap:
                 mode, is_random = self.spans.begin_call(tried, begun)
             tried.calls += 1
             served_by, compared = self._choose(tried, mode, is_random, args, kwargs)
-            # Copied before the call, because the call may donate the arrays.
-            given = tried.copies_for(compared)
-            is_compared = compared is not None and given is not None
             outcome = self._serve(to, served_by, args, kwargs)
-            self._account(tried, outcome, is_compared and not is_random)
-            if compared is not None and given is not None and not tried.is_excluded:
-                self._compare(to, compared, given, outcome)
+            self._account(tried, outcome, compared is not None and not is_random)
+            if compared is not None and not tried.is_excluded:
+                self._compare(to, compared, outcome)
             elif thread.traces and outcome.error is None:
                 self._compare_traced(to, args, kwargs, outcome.result)
         finally:
@@ -276,38 +284,17 @@ class Swap:
             # the error would keep both alive.
             del error, outcome
 
-    def call_equinox(self, to: Interceptor, args: Any, kwargs: Any, now: float) -> Any:
-        """Serve a call of a block of Equinox's, with as little work before it as possible.
-
-        More work would slow down the call, because it uses the caches of the CPU.
-        """
-        __tracebackhide__ = True
-        tried, sampler = to.tried, self.sampler
-        assert tried is not None
-        sampler.hold(now)
-        if not tried.is_as_before(args, kwargs):
-            return self.call(to, args, kwargs, now)
-        tried.calls += 1
-        self.spans.count_short(tried)
-        sampler.latest, theirs = tried, to.theirs
-        now = time.perf_counter()
-        sampler.release(now)
-        begun = sampler.begun = now - sampler.offset
-        result = theirs(*args, **kwargs)
-        sampler.log.extend((tried, THEIRS, begun, time.perf_counter() - sampler.offset))
-        return result
-
     def _choose(
         self, tried: Tried, mode: str, is_random: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
         """Return the mode in which a call is served, and its parts if it is to be compared."""
         awaited = AWAITED if is_random and self.current.thread.is_main else mode
-        if not self.compares or not (tried.n_due > 0 or is_random or mode is THEIRS):
+        if not (tried.n_due > 0 or is_random or mode is THEIRS):
             return awaited, None
         tried.n_due -= 1
         parts = tried.parts_of(args, kwargs)
-        is_chosen = self._may_compare(tried) and (is_random or (parts and tried.is_due(parts)))
-        if parts is not None and is_chosen:
+        is_due = is_random or (parts and tried.by_kind[parts.kind] < N_FIRST)
+        if parts is not None and is_due and self._may_compare(tried):
             # Otherwise Equinox would wait for what the calls so far have left to compute.
             return AWAITED, parts
         if mode is THEIRS:
@@ -326,7 +313,9 @@ class Swap:
         try:
             outcome = Outcome(served(*args, **kwargs), None)
             if mode is AWAITED:
-                wait_for(outcome.result)
+                # If the computation has failed, the program finds out when it reads the result.
+                with suppressed:
+                    jax.block_until_ready(outcome.result)
         except Exception as error:
             if comes_from_signal_handler(error):
                 # It is none of the function's errors, and the call isn't compared.
@@ -367,7 +356,7 @@ class Swap:
         if tried is None:
             tried = self._by_table[table] = tried_of(ours)
             if not self.compares:
-                tried.n_due = 0
+                tried.n_due, tried.is_excluded = 0, True
             self.functions.append(tried)
         return tried
 
@@ -383,7 +372,7 @@ class Swap:
         sampler.forget_call()
         if tried.row in self._seen:
             _, line = sampler.place_of(sys._getframe())
-            sampler.places[(COMPILING, line), None] += seconds
+            sampler.add((COMPILING, line), None, seconds)
         else:
             self._seen[tried.row] = 0
             self.startup += seconds
@@ -409,21 +398,17 @@ class Swap:
         """
         thread, tried = self.current.thread, to.tried
         assert tried is not None
-        if not self.compares:
-            return
-        tried.n_due = N_FIRST
+        tried.n_due = 0 if tried.is_excluded else N_FIRST
         if tried.donates or not self._may_compare(tried):
             return
-        is_held = self.sampler.is_held or not thread.is_main
-        if not is_held:
+        if thread.is_main:
             self.sampler.hold(time.perf_counter())
         try:
             parts = tried.parts_of(args, kwargs)
-            given = tried.copies_for(parts)
-            if parts is not None and given is not None:
-                self._compare(to, parts, given, Outcome(result, None))
+            if parts is not None:
+                self._compare(to, parts, Outcome(result, None))
         finally:
-            if not is_held:
+            if thread.is_main:
                 self.sampler.release(time.perf_counter())
 
     def _may_compare(self, tried: Tried) -> bool:
@@ -431,11 +416,11 @@ class Swap:
         limit = max(_FEW_SECONDS, _SMALL_PART * self.sampler.clock())
         return tried.is_comparable and (not tried.compared or self._comparing < limit)
 
-    def _compare(self, to: Interceptor, parts: Parts, given: list[Any], ours: Outcome) -> None:
+    def _compare(self, to: Interceptor, parts: Parts, ours: Outcome) -> None:
         thread, tried = self.current.thread, to.tried
         assert tried is not None
         begun, compiling = time.perf_counter(), thread.compiling
-        tried.compare(to.ours.__wrapped__, to.theirs, parts, given, ours)
+        tried.compare(to.ours.__wrapped__, to.theirs, parts, ours)
         self._comparing += time.perf_counter() - begun - (thread.compiling - compiling)
 
     # --- What JAX compiles --------------------------------------------------------------------
@@ -458,7 +443,7 @@ class Swap:
         elif thread.is_main and not sampler.is_held:
             # The samples count these seconds as an operation. Move them.
             kind, line = sampler.place_of(sys._getframe(1))
-            sampler.places[(kind, line), sampler.function_of(kind)] -= seconds
+            sampler.add((kind, line), sampler.function_of(kind), -seconds)
             # One line may compile many operations, such as a line that creates a model. They are a
             # part of start-up unless the program has gone on meanwhile.
             n_calls = sum([each.calls for each in self.functions])
@@ -466,7 +451,7 @@ class Swap:
                 self.startup += seconds
                 sampler.leave_out(seconds)
             else:
-                sampler.places[(COMPILING, line), None] += seconds
+                sampler.add((COMPILING, line), None, seconds)
 
 
 # The trials that are running, outermost first.

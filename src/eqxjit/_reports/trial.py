@@ -24,7 +24,6 @@ from .sampler import (
     OPERATIONS,
     PYTHON,
     WAITING,
-    Place,
 )
 from .spans import AWAITED, OURS, THEIRS
 from .swap import Swap
@@ -35,7 +34,8 @@ _MIN_SECONDS = 0.2
 
 _KNOWN = "known difference: "
 
-# At most this many lines are shown for each kind of work, and no line or kind below this share.
+# At most this many lines are shown for each kind of work, and at most this many other threads. No
+# line or kind below this share is shown.
 _MAX_LINES, _MIN_SHARE = 3, 0.005
 
 _REMEDIES = {
@@ -160,7 +160,7 @@ class Trial:
     @property
     def lines(self) -> list[TrialLine]:
         """The time of each line of the main thread in the steady state, the largest share first."""
-        seconds = self._places
+        seconds = self._swap.spans.places
         total = sum(seconds.values())
         if not total:
             return [TrialLine(1.0, PYTHON, NO_LINE)]
@@ -180,11 +180,6 @@ class Trial:
     def is_wrong(self) -> bool:
         """True if a function's results differ by more than rounding, and not as documented."""
         return any(row.is_wrong for row in self.functions)
-
-    @property
-    def _places(self) -> dict[Place, float]:
-        """The seconds of each place in the steady state; empty if lines weren't sampled."""
-        return self._swap.spans.places if self._swap.sampler.timer.has_run else {}
 
     # --- Texts --------------------------------------------------------------------------------
 
@@ -273,7 +268,7 @@ class Trial:
         """Return why lines weren't sampled, if so, and what each other thread did most."""
         lines = list[str]()
         sampler = self._swap.sampler
-        if sampler.timer.has_yielded and not self._places:
+        if sampler.timer.has_yielded and not self._swap.spans.places:
             lines.append("Lines weren't sampled, because the program uses SIGALRM.")
         elif sampler.timer.has_yielded:
             lines.append(
@@ -285,7 +280,9 @@ class Trial:
                 "Lines weren't sampled, because that needs the main thread, a system with interval "
                 "timers, and no other trial around this one."
             )
-        for name, samples in sampler.others.items():
+        # A program may start a new thread in each step.
+        busiest = sorted(sampler.others.items(), key=lambda item: -item[1].total())[:_MAX_LINES]
+        for name, samples in busiest:
             [((kind, line), n)] = samples.most_common(1)
             if line is not NO_LINE:
                 share = n / samples.total()
@@ -296,7 +293,7 @@ class Trial:
         lines = [self._title(), ""]
         if self._swap.functions:
             lines += [*_aligned(self._cells(), 4), *self._differences(), ""]
-        if self._places:
+        if self._swap.spans.places:
             lines.append(f"Where the {_time(self.seconds_steady)} went")
             lines += _aligned(self._spent(), 1)
         return "\n".join([*lines, *self._notes()])
@@ -307,7 +304,7 @@ class Trial:
             *map(paragraph, (self._title(), *self._differences())),
             table(headings, rows) if rows else "",
             table(("share", "of the time after start-up", "line"), self._spent())
-            if self._places
+            if self._swap.spans.places
             else "",
             *map(paragraph, self._notes()),
         )

@@ -60,9 +60,9 @@ nested = _Nested()
 
 
 class Parts(NamedTuple):
-    """The arguments of a call: their spec, their arrays, and their static objects.
+    """The arguments of a call: their spec, copies of their arrays, and their static objects.
 
-    `kind` is the spec, and all of the arrays that a trace depends on.
+    `kind` is the spec, and all properties of the arrays that a trace depends on.
     """
 
     spec: Any
@@ -161,16 +161,19 @@ class Tried:
         return self.compared > 0 and not (self.is_excluded or self.known or self.is_wrong)
 
     def parts_of(self, args: Any, kwargs: Any) -> Parts | None:
-        """Return the parts of a call; None if the call may not run under Equinox."""
+        """Return the parts of a call; None if the call may not run under Equinox.
+
+        The arrays are copied now, because the call may donate them.
+        """
         if self.is_excluded:
             return None
-        # If this fails, the call itself raises a better error.
+        # If this fails because an array was deleted, say, the call itself raises a better error.
         with suppressed:
             spec, arrays, statics = split((args, kwargs))
             avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in arrays]
             self.exclude_if_stateful(statics)
             if not self.is_excluded:
-                return Parts(spec, arrays, statics, (spec, tuple(avals)))
+                return Parts(spec, self.copied(arrays), statics, (spec, tuple(avals)))
         return None
 
     def exclude_if_stateful(self, values: list[Any]) -> None:
@@ -190,11 +193,6 @@ class Tried:
             self.effects, self.is_excluded = "each run of it changes something", True
         elif calls_users_python(trace._record.lowering()):
             self.effects = self.effects or "it calls Python"
-
-    def is_due(self, parts: Parts) -> bool:
-        """Return whether a call is one of the first calls of its kind."""
-        n_wanted = N_FIRST if self.has_traced(parts) else 2 * N_FIRST
-        return self.by_kind[parts.kind] < n_wanted
 
     def has_traced(self, parts: Parts) -> bool:
         """Return whether Equinox has traced this kind of call for the same static objects.
@@ -225,13 +223,6 @@ class Tried:
         )
         self.outline = _outline(args, kwargs) if is_told_apart else None
 
-    def copies_for(self, parts: Parts | None) -> list[Any] | None:
-        """Return copies of the arrays of a call to compare; `None` if it can't be compared."""
-        # If an array was deleted, for example, the call itself raises a better error.
-        with suppressed:
-            return None if parts is None else self.copied(parts.arrays)
-        return None
-
     def copied(self, arrays: list[Any]) -> list[Any]:
         """Return the arrays, of which those that may be deleted or overwritten are copied."""
         return [
@@ -239,10 +230,10 @@ class Tried:
             for each in arrays
         ]
 
-    def compare(self, fun: Any, theirs: Any, parts: Parts, given: list[Any], ours: Outcome) -> None:
+    def compare(self, fun: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
         """Run a call under Equinox, and keep how its outcome differs from that of eqxjit.
 
-        `theirs` is `fun` under Equinox's `filter_jit`. `given` are copies of the call's arrays.
+        `theirs` is `fun` under Equinox's `filter_jit`.
         """
         # A trace may draw random numbers, which are the program's. While other threads run, what
         # they draw meanwhile would be drawn once more.
@@ -251,7 +242,7 @@ class Tried:
         if others == [threading.current_thread()]:
             states = random.getstate(), np.random.get_state()
         try:
-            self._compare(fun, theirs, parts, given, ours)
+            self._compare(fun, theirs, parts, ours)
         except Exception as error:
             # The program must not fail because a comparison does, for lack of memory, for example.
             if comes_from_signal_handler(error):
@@ -262,18 +253,16 @@ class Tried:
                 random.setstate(states[0])
                 np.random.set_state(states[1])
 
-    def _compare(
-        self, fun: Any, theirs: Any, parts: Parts, given: list[Any], ours: Outcome
-    ) -> None:
+    def _compare(self, fun: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
         self.compared += 1
         self.by_kind[parts.kind] += 1
         self.statics.setdefault(parts.kind, parts.statics)
-        of_equinox = self._run(theirs, parts, given, THEIRS)
+        of_equinox = self._run(theirs, parts, THEIRS)
         found = _differences(ours, of_equinox)
         if any(each.rounding is None for each in found):
             # Equinox may have returned static objects that it has traced for equal ones.
             new = renewed(fun)
-            retraced = self._run(upstream(new, self.options), parts, given, ANEW)
+            retraced = self._run(upstream(new, self.options), parts, ANEW)
             if not _differences(ours, retraced):
                 why = "Equinox returns what it traced for an equal static value"
                 self.known = f"{found[0]}: {why}"
@@ -284,7 +273,7 @@ class Tried:
             options = self.options
             ours_anew = filter_jit(new, donate=options.donate, **dict(options.jit_arguments))
             may_differ = self.was_traced or of_equinox.error is not None
-            if may_differ and not _differences(self._run(ours_anew, parts, given, OURS), retraced):
+            if may_differ and not _differences(self._run(ours_anew, parts, OURS), retraced):
                 when = "before the trial" if self.was_traced else "once"
                 why = f"it was traced {when}, and a new trace gives a different result"
                 self.known = f"{found[0]}: {why}"
@@ -292,8 +281,8 @@ class Tried:
         for each in found[:10]:
             self.unequal.setdefault(each.path, each)
 
-    def _run(self, served: Any, parts: Parts, given: list[Any], nested_mode: str) -> Outcome:
-        arrays = self.copied(given)
+    def _run(self, served: Any, parts: Parts, nested_mode: str) -> Outcome:
+        arrays = self.copied(parts.arrays)
         args, kwargs = combine(parts.spec, iter(arrays), iter(parts.statics))
         sys.stdout = muted = _Muted(_current(sys.stdout))
         nested.mode = nested_mode
@@ -333,6 +322,10 @@ def tried_of(ours: Any) -> Tried:
     tried.was_traced = ours.cache_info().traces > 0
     if type(ours) is not JitFunction:
         tried.effects, tried.is_excluded = "Equinox has no counterpart", True
+    elif jax.process_count() > 1:
+        # The other processes may compare a different call, so collectives of different calls would
+        # be combined.
+        tried.effects, tried.is_excluded = "several processes run it together", True
     *_, innermost = wrapped_by(fun)
     code = code_of(innermost)
     if code is not None:
@@ -345,15 +338,10 @@ def tried_of(ours: Any) -> Tried:
 
 def _may_replace(a: Any, b: Any) -> bool:
     """Return whether one static object may be returned in place of another that equals it."""
-    if interchangeable(a, b):
-        return True
-    if type(a) is not type(b) or not dataclasses.is_dataclass(a) or not hasattr(a, "__dict__"):
-        return False
-    # All attributes count, because the `==` of the class may leave out some.
-    values, others = vars(a), vars(b)
-    return values.keys() == others.keys() and all(
-        map(interchangeable, values.values(), others.values())
-    )
+    if type(a) is type(b) and dataclasses.is_dataclass(a) and hasattr(a, "__dict__"):
+        # All attributes count, because the `==` of the class may leave out some.
+        a, b = tuple(vars(a).items()), tuple(vars(b).items())
+    return interchangeable(a, b)
 
 
 def renewed(fun: Any) -> Any:
