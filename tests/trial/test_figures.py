@@ -97,12 +97,11 @@ def test_all_of_a_functions_first_call_is_start_up():
         return eqxjit.filter_jit(wave)
 
     functions = [new(each) for each in (jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jnp.arctan)]
-    begun = time.monotonic()
     with eqxjit.trial(compare=False) as trial:
         for function in functions:
             for _ in range(5):
                 function(X)
-    assert trial.seconds > 0.7 * (time.monotonic() - begun)
+    assert trial.seconds > 0.1
     assert trial.seconds_steady < 0.03 * trial.seconds
 
 
