@@ -165,6 +165,12 @@ def _try(seed: int, n_runs: int) -> Iterator[_Errors]:
     ratio = statistics.median([run.total for run in equinox]) / seconds
     print(f"\nprogram {seed}, {wait}: {n_of}")
     print("  measured: " + _text(shares) + f"; under Equinox {ratio:.2f} times as long")
+    if n_runs > 1:
+        of_kinds = ([run.shares[kind] for run in alone] for kind in _KINDS)
+        spread = max(max(each) - min(each) for each in of_kinds)
+        totals = [run.total for run in alone]
+        print(f"            runs without a trial differ by up to {spread:.1%} in a share", end="")
+        print(f", and by {max(totals) / min(totals) - 1:.0%} in length")
     for trial in trials:
         rows = re.findall(r"(?m)^ +(\d+)%  (\S.*?)  ", trial.output)
         printed = {_NAMES.get(name, name): int(percent) / 100 for percent, name in rows}
