@@ -118,8 +118,8 @@ class Interceptor:
                 swap.end_compiled(self, args, kwargs, result)
             return result
         except BaseException:
-            if thread.has_compiled:
-                swap.leave_out_call(tried)
+            if thread.has_compiled and tried is not None:
+                swap.count_as_compiling(tried)
             if thread.is_main:
                 # A signal handler may have interrupted the check while the clock was held.
                 sampler.release(time.perf_counter())
@@ -340,7 +340,7 @@ class Swap:
         if not thread.is_main:
             return
         if thread.has_compiled:
-            self.leave_out_call(tried)
+            self.count_as_compiling(tried)
         if not self.is_steady:
             self.is_steady = not thread.has_compiled and outcome.error is None
             if self.is_steady:
@@ -360,13 +360,13 @@ class Swap:
             self.functions.append(tried)
         return tried
 
-    def leave_out_call(self, tried: Tried | None) -> None:
-        """Take the time of a call in which JAX has compiled out of what the samples found.
+    def count_as_compiling(self, tried: Tried) -> None:
+        """Count all of the call under way as a compilation, because JAX has compiled in it.
 
         It is a part of start-up if the function was never compiled before.
         """
         sampler = self.sampler
-        if tried is None or not self.current.thread.is_main:
+        if not self.current.thread.is_main:
             return
         seconds = sampler.clock() - sampler.begun
         sampler.forget_call()
@@ -382,7 +382,7 @@ class Swap:
         """End a call that was to be only logged, but in which JAX has compiled."""
         thread, tried = self.current.thread, to.tried
         assert tried is not None
-        self.leave_out_call(tried)
+        self.count_as_compiling(tried)
         if thread.is_main:
             self.spans.abandon(True)
         if thread.traces:
@@ -440,7 +440,7 @@ class Swap:
             thread.has_compiled = True
             if record is not None and phase == TRACING:
                 thread.traces += (Trace(record),)
-        elif thread.is_main and not sampler.is_held:
+        elif thread.is_main:
             # The samples count these seconds as an operation. Move them.
             kind, line = sampler.place_of(sys._getframe(1))
             sampler.add((kind, line), sampler.function_of(kind), -seconds)
