@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import math
 import signal
 import time
 
@@ -137,6 +138,34 @@ def test_imports_are_no_operations(tmp_path, monkeypatch):
         double(X)
         importlib.import_module("imported_slowly")
     assert share_of(trial, "Python") > 0.9
+
+
+def test_all_of_a_call_that_fails_while_it_is_traced_is_tracing():
+    @eqxjit.filter_jit
+    def step(x):
+        if len(x) > 3:
+            time.sleep(0.2)
+            raise ValueError("too long")
+        return x + 1
+
+    with eqxjit.trial(compare=False) as trial:
+        # Many warm calls, so that the failing calls are only logged.
+        for _ in range(3_000):
+            step(X)
+        for n in (4, 5):
+            with pytest.raises(ValueError, match="too long"):
+                step(jnp.ones(n))
+    assert share_of(trial, "tracing and compiling") > 0.8
+
+
+def test_a_speed_up_that_is_not_known_has_a_reason():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            double(X)
+            time.sleep(0.1)
+    assert "Equinox served too few calls" in str(trial)
+    assert math.isnan(trial.seconds_steady_equinox)
 
 
 def test_waiting_within_a_trace_is_a_part_of_the_trace():

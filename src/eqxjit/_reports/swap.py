@@ -313,9 +313,13 @@ class Swap:
         try:
             outcome = Outcome(served(*args, **kwargs), None)
             if mode is AWAITED:
+                begun = sampler.clock()
                 # If the computation has failed, the program finds out when it reads the result.
                 with suppressed:
                     jax.block_until_ready(outcome.result)
+                if thread.is_main and self.spans.mode is OURS:
+                    # At the end of a long block, the trial waits for what later calls would.
+                    sampler.waited_in_calls += sampler.clock() - begun
         except Exception as error:
             if comes_from_signal_handler(error):
                 # It is none of the function's errors, and the call isn't compared.
@@ -398,7 +402,7 @@ class Swap:
         """
         thread, tried = self.current.thread, to.tried
         assert tried is not None
-        tried.n_due = 0 if tried.is_excluded else N_FIRST
+        tried.n_due = N_FIRST
         if tried.donates or not self._may_compare(tried):
             return
         if thread.is_main:
