@@ -245,6 +245,21 @@ def test_calls_that_wait_for_computations_are_waiting():
     assert "read results later" not in str(trial)
 
 
+def test_there_is_no_advice_on_what_the_trial_itself_waits_for():
+    @eqxjit.filter_jit
+    def compute(x):
+        return jax.lax.fori_loop(0, 60, lambda _, x: x @ x / 300, x)
+
+    x = jnp.ones((300, 300))
+    with eqxjit.trial(compare=False) as trial:
+        # So few calls that JAX lets all computations be under way.
+        for _ in range(24):
+            y = compute(x)
+    assert y.shape == x.shape
+    assert share_of(trial, "waiting") > 0.5
+    assert "read results later" not in str(trial)
+
+
 def test_a_short_program_is_timed():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:
@@ -425,6 +440,14 @@ def test_the_shares_are_those_of_the_time_before_the_program_uses_an_alarm():
             if i == 20_000:
                 signal.alarm(0)
     assert share_of(trial, "jitted calls") > 0.2
+    with eqxjit.trial() as trial:
+        for _ in range(20_000):
+            double(X)
+        signal.alarm(0)
+        # What is traced after it belongs to no share.
+        for _ in range(2):
+            eqxjit.filter_jit(lambda x: time.sleep(0.3) or x)(X)
+    assert share_of(trial, "tracing and compiling") == 0
 
 
 def test_time_counts_for_the_line_that_took_it_not_for_a_function_that_is_called_next():

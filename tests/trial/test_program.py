@@ -204,6 +204,24 @@ def test_a_program_may_close_or_replace_its_standard_output(tmp_path, ending, wh
     result = run(tmp_path, program, "train.py")
     assert result.returncode == 0, result.stderr
     assert "calls compared" in getattr(result, where)
+    assert (result.stdout + result.stderr).count(" after start-up.") == 1
+
+
+def test_without_a_line_there_is_no_advice(tmp_path):
+    program = """
+        import time
+
+        import jax.numpy as jnp
+
+        x, end = jnp.ones(3), time.monotonic() + 0.3
+        while time.monotonic() < end:
+            x = jnp.sin(x)
+    """
+    # No line of an installed file is the user's.
+    (tmp_path / "site-packages").mkdir()
+    result = run(tmp_path / "site-packages", program, "train.py")
+    assert "operations of JAX" in result.stdout
+    assert "call them in a jitted function" not in result.stdout
 
 
 def test_a_page_that_cannot_be_written_is_an_error_at_once(tmp_path):

@@ -88,9 +88,9 @@ class Interceptor:
         # makes is part of another call.
         if thread.is_inside or is_transforming():
             return self.nested(*args, **kwargs)
-        spans, sampler = swap.spans, swap.sampler
         thread.is_inside = True
         try:
+            spans, sampler = swap.spans, swap.sampler
             now = time.perf_counter()
             if tried is None or tried.n_due > 0 or now >= spans.logs_until:
                 return swap.call(self, args, kwargs, now)
@@ -120,9 +120,6 @@ class Interceptor:
         except BaseException:
             if thread.has_compiled and tried is not None:
                 swap.count_as_compiling(tried)
-            if thread.is_main:
-                # A signal handler may have interrupted the check while the clock was held.
-                sampler.release(time.perf_counter())
             trim()
             raise
         finally:
