@@ -144,7 +144,7 @@ def test_all_of_a_call_that_fails_while_it_is_traced_is_tracing():
     @eqxjit.filter_jit
     def step(x):
         if len(x) > 3:
-            time.sleep(0.2)
+            time.sleep(0.5)
             raise ValueError("too long")
         return x + 1
 

@@ -27,7 +27,7 @@ from .._core.wrapper import JitFunction, filter_jit
 from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
-from .._places import trim
+from .._places import CallSite, trim
 from .._text import comes_from_signal_handler, suppressed
 from .sampler import COMPILING, Sampler
 from .spans import AWAITED, OURS, THEIRS, Spans
@@ -369,15 +369,11 @@ class Swap:
         sampler = self.sampler
         if not self.current.thread.is_main:
             return
-        seconds = sampler.clock() - sampler.begun
         sampler.forget_call()
-        if tried.row in self._seen:
-            _, line = sampler.place_of(sys._getframe())
-            sampler.add((COMPILING, line), None, seconds)
-        else:
-            self._seen[tried.row] = 0
-            self.startup += seconds
-            sampler.leave_out(seconds)
+        _, line = sampler.place_of(sys._getframe())
+        is_first = tried.row not in self._seen
+        self._seen[tried.row] = 0
+        self._add_compiling(is_first, line, sampler.clock() - sampler.begun)
 
     def end_compiled(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
         """End a call that was to be only logged, but in which JAX has compiled."""
@@ -448,11 +444,16 @@ class Swap:
             # One line may compile many operations, such as a line that creates a model. They are a
             # part of start-up unless the program has gone on meanwhile.
             n_calls = sum([each.calls for each in self.functions])
-            if self._seen.setdefault(line, n_calls) == n_calls:
-                self.startup += seconds
-                sampler.leave_out(seconds)
-            else:
-                sampler.add((COMPILING, line), None, seconds)
+            is_first = self._seen.setdefault(line, n_calls) == n_calls
+            self._add_compiling(is_first, line, seconds)
+
+    def _add_compiling(self, is_first: bool, line: CallSite, seconds: float) -> None:
+        """Count the seconds of a compilation as start-up, or as a line's if it isn't the first."""
+        if is_first:
+            self.startup += seconds
+            self.sampler.leave_out(seconds)
+        else:
+            self.sampler.add((COMPILING, line), None, seconds)
 
 
 # The trials that are running, outermost first.
