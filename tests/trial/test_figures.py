@@ -387,7 +387,7 @@ def test_a_program_of_small_calls_gains_what_its_calls_gain():
         return time.monotonic() - begun
 
     double = eqxjit.filter_jit(lambda x: 2 * x)
-    # Timed beside the trial. On a busy machine Equinox loses more, because it waits for each result.
+    # Timed beside the trial, because on a busy machine Equinox loses more by waiting for results.
     times = seconds_of(eqx.filter_jit(lambda x: 2 * x)) / seconds_of(double)
     with eqxjit.trial() as trial:
         for _ in range(200_000):
