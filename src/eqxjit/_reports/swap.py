@@ -385,8 +385,6 @@ class Swap:
         if thread.traces:
             tried.add_trace(thread.traces[-1])
             self._compare_traced(to, args, kwargs, result)
-        # What Equinox has compiled for the comparison isn't the call's.
-        thread.has_compiled = False
 
     def _compare_traced(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
         """Compare a call that was to be served as usual, but turned out to trace.
