@@ -80,10 +80,11 @@ class Spans:
         self.logs_until = 0.0
         self.overhead = 0.0
         self._sampler, self._functions = sampler, functions
-        # By the two functions, and by mode.
+        # All blocks, by the pair of functions between whose calls their spans lie, then by mode.
         self._alike: defaultdict[Hashable, dict[str, _Blocks]] = defaultdict(dict)
-        # What the samples found, by the function that it belongs to: calls and waiting in blocks of
-        # eqxjit's, all else in all blocks.
+        # The seconds that the samples found, by place, and by the function that they belong to or
+        # None. Calls and waiting belong to a function. They are counted only in blocks of eqxjit's,
+        # because they take a different time under Equinox.
         self._places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         # When the steady state began, by the sampler's clock.
         self._steady = 0.0
@@ -218,7 +219,7 @@ class Spans:
         return calls[n_cold:]
 
     def _compare(self, calls: list[_Call]) -> None:
-        """Add the spans between these calls to those that they are alike."""
+        """Add the spans between these calls to the blocks of the same pairs of functions."""
         overhead = self.overhead if self.mode is OURS else 0.0
         found: defaultdict[Hashable, list[float]] = defaultdict(list)
         for call, after in itertools.pairwise(calls):

@@ -37,8 +37,8 @@ from .tried import N_FIRST, Outcome, Parts, Tried, nested, renewed, tried_of, up
 # taken less than this many seconds, or less than this part of the program's time.
 _FEW_SECONDS, _SMALL_PART = 0.5, 0.25
 
-# Only the main thread has spans. In any other thread, one call in this many is compared, except
-# while calls are only logged.
+# Only the main thread has spans. In any other thread, and before the first warm call, one call in
+# this many is compared, except while calls are only logged.
 _ONE_IN = 50
 
 
@@ -168,11 +168,13 @@ class Swap:
         # By the function's table of entries. A program may create functions in a loop, and drop
         # them with their programs.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
-        # Not the module's own functions, whose random numbers are the program's.
+        # Not the functions of `random`, which would draw from the program's random numbers.
         self._random = random.Random()
-        # The functions that were compiled before, by their rows, and the lines for whose operations
-        # JAX has compiled something, with the number of calls before the first time.
-        self._seen: dict[Any, int] = {}
+        # The rows of the functions that were compiled before.
+        self._compiled_rows: set[Any] = set()
+        # The lines for whose operations JAX has compiled something, with the number of calls before
+        # the first time.
+        self._compiled_lines: dict[CallSite, int] = {}
         # The seconds that comparisons have taken, without compilations.
         self._comparing = 0.0
         # The wrappers, and their interceptors, by the wrapper's `id`.
@@ -213,7 +215,7 @@ class Swap:
                 if wrapper is not None:
                     _, interceptor = outer.get(id(wrapper), (None, None))
                     _set_interceptor(wrapper, interceptor)
-            # Otherwise a later trial would intercept the copies, too.
+            # Free the copies of the wrappers. Otherwise a later trial would intercept them, too.
             self._intercepted.clear()
 
     def _intercept(self, wrapper: Any) -> None:
@@ -256,13 +258,13 @@ class Swap:
             if is_main:
                 sampler.hold(begun)
             tried = to.tried = self._tried_of(to.ours)
-            mode, is_random = OURS, self._random.random() < 1 / _ONE_IN
+            mode, is_extra = OURS, self._random.random() < 1 / _ONE_IN
             if is_main and self.is_steady:
-                mode, is_random = self.spans.begin_call(tried, begun)
+                mode, is_extra = self.spans.begin_call(tried, begun)
             tried.calls += 1
-            served_by, compared = self._choose(tried, mode, is_random, args, kwargs)
+            served_by, compared = self._choose(tried, mode, is_extra, args, kwargs)
             outcome = self._serve(to, served_by, args, kwargs)
-            self._account(tried, outcome, compared is not None and not is_random)
+            self._account(tried, outcome, compared is not None and not is_extra)
             if compared is not None and not tried.is_excluded:
                 self._compare(to, compared, outcome)
             elif thread.traces and outcome.error is None:
@@ -282,18 +284,21 @@ class Swap:
             del error, outcome
 
     def _choose(
-        self, tried: Tried, mode: str, is_random: bool, args: Any, kwargs: Any
+        self, tried: Tried, mode: str, is_extra: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
-        """Return the mode in which a call is served, and its parts if it is to be compared."""
-        awaited = AWAITED if is_random and self.current.thread.is_main else mode
-        if not (tried.n_due > 0 or is_random or mode is THEIRS):
+        """Return the mode in which a call is served, and its parts if it is to be compared.
+
+        `is_extra` tells whether to compare the call even if enough calls of its kind were compared.
+        """
+        awaited = AWAITED if is_extra and self.current.thread.is_main else mode
+        if not (tried.n_due > 0 or is_extra or mode is THEIRS):
             return awaited, None
         tried.n_due -= 1
         parts = tried.parts_of(args, kwargs)
-        is_due = is_random or (parts and tried.by_kind[parts.kind] < N_FIRST)
+        is_due = is_extra or (parts and tried.by_kind[parts.kind] < N_FIRST)
         if parts is not None and is_due and self._may_compare(tried):
             # Otherwise Equinox would wait for what the calls so far have left to compute.
-            return AWAITED, parts
+            return AWAITED, tried.kept(parts)
         if mode is THEIRS:
             if not (parts and tried.is_right and tried.has_traced(parts)):
                 return OURS, None
@@ -319,12 +324,12 @@ class Swap:
                     sampler.waited_in_calls += sampler.clock() - begun
         except Exception as error:
             if comes_from_signal_handler(error):
-                # It is none of the function's errors, and the call isn't compared.
+                # The function hasn't raised this error, so the call isn't compared.
                 raise
             outcome = Outcome(None, error)
         if thread.is_main:
             sampler.hold(time.perf_counter())
-            # The time of a call that fails is none of a usual call.
+            # Without a mode, the call isn't timed, because a call that fails takes an unusual time.
             served_by = mode if outcome.error is None else ""
             sampler.log.extend((to.tried, served_by, sampler.begun, sampler.clock()))
         return outcome
@@ -371,8 +376,8 @@ class Swap:
             return
         sampler.forget_call()
         _, line = sampler.place_of(sys._getframe())
-        is_first = tried.row not in self._seen
-        self._seen[tried.row] = 0
+        is_first = tried.row not in self._compiled_rows
+        self._compiled_rows.add(tried.row)
         self._add_compiling(is_first, line, sampler.clock() - sampler.begun)
 
     def end_compiled(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
@@ -442,7 +447,7 @@ class Swap:
             # One line may compile many operations, such as a line that creates a model. They are a
             # part of start-up unless the program has gone on meanwhile.
             n_calls = sum([each.calls for each in self.functions])
-            is_first = self._seen.setdefault(line, n_calls) == n_calls
+            is_first = self._compiled_lines.setdefault(line, n_calls) == n_calls
             self._add_compiling(is_first, line, seconds)
 
     def _add_compiling(self, is_first: bool, line: CallSite, seconds: float) -> None:
@@ -470,7 +475,7 @@ def _all_wrappers() -> list[Any]:
         gc.unfreeze()
     found = [each for each in gc.get_objects() if isinstance(each, JitFunction)]
     if is_frozen:
-        # Those that are new since then become frozen, too.
+        # Objects that were created since the program froze its objects become frozen, too.
         gc.freeze()
     # A wrapper without a handler is being unpickled at this moment.
     return [each for each in found if hasattr(each, "_handler")]

@@ -55,7 +55,7 @@ class Timer:
 
     def __init__(self, tick: Callable[[types.FrameType, float], None]) -> None:
         self._tick = tick
-        # Not the module's own functions, whose random numbers are the program's.
+        # Not the functions of `random`, which would draw from the program's random numbers.
         self._random = random.Random()
         self.is_on = self.has_run = self.has_yielded = False
         # When the next tick is due.
@@ -126,7 +126,7 @@ class Timer:
 
     def _on_alarm(self, _: int, frame: Any) -> None:
         if not self.is_on:
-            # A tick that was due when the timer was stopped. It is none of the program's alarms.
+            # This tick was already due when the timer was stopped. The program hasn't asked for it.
             return
         now = time.perf_counter()
         if now >= self._alarm:

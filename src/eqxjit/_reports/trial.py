@@ -63,7 +63,7 @@ class TrialFunction(NamedTuple):
     - `seconds_ready`: the median time of a warm call under eqxjit until its results are there.
     - `compared`: how many calls were compared.
     - `differences`: one string per difference, with the path in the output; empty if there is none.
-    - `effects`: why at most one call was compared; empty if there is no reason.
+    - `effects`: why no more calls were compared, or none; empty if there is no reason.
     - `is_wrong`: whether results differ by more than rounding, in a way that isn't documented.
     - `rounding`: the largest difference that counts as rounding, relative to the largest number in
         its array; 0 if there is none.

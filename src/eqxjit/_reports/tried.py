@@ -48,9 +48,9 @@ ANEW = "anew"
 
 
 class _Nested(threading.local):
-    """Tells who serves the jitted functions that are called inside another one.
+    """Tells who serves the jitted functions that are called inside another jitted function.
 
-    - `mode`: by whom they are served: Equinox, if a call runs under Equinox to be compared.
+    - `mode`: `THEIRS` or `ANEW` while a call runs under Equinox to be compared, else `OURS`.
     """
 
     mode = OURS
@@ -60,9 +60,9 @@ nested = _Nested()
 
 
 class Parts(NamedTuple):
-    """The arguments of a call: their spec, copies of their arrays, and their static objects.
+    """The arguments of a call: their spec, their arrays, and their static objects.
 
-    `kind` is the spec, and all properties of the arrays that a trace depends on.
+    `kind` is all that a trace depends on: the spec, and the arrays' shapes, dtypes and weak types.
     """
 
     spec: Any
@@ -88,22 +88,22 @@ class Tried:
 
     - `name`, `site`: the function's name, and where it is defined.
     - `options`: the options of its `filter_jit`.
-    - `effects`: why at most one call is compared; empty if there is no reason.
+    - `effects`: why no more calls are compared after one was; empty if there is no reason.
     - `is_excluded`: whether no call may run under Equinox.
     - `was_traced`: whether eqxjit traced the function before the trial.
     - `calls`: how often the function was called.
     - `n_ours`, `n_short`: how many calls the main thread made after start-up, in long and in short
         blocks.
-    - `n_due`: how many of the next calls are looked at, because their kind may be new. Not positive
-        if none is.
+    - `n_due`: how many of the next calls are examined, because their kind may not have been
+        compared often enough. Zero or negative if no call is.
     - `compared`: how many calls were compared.
     - `by_kind`: how many calls of each kind were compared.
     - `statics`: the static objects of the first compared call of each kind.
     - `unequal`: the first difference found at each path.
     - `known`: a documented difference, or why the comparison gave no result; empty if there is
         neither.
-    - `outline`: that of a call that Equinox has served; None if there is none, or if `has_traced`
-        has to tell whether it may serve another call.
+    - `outline`: the outline of a call that Equinox has served. None if there is no such call, or if
+        an equal outline doesn't suffice, so that `has_traced` decides about each call.
     - `traces`: eqxjit's traces of the function during the trial.
     - `times`: the seconds of the latest timed calls, by mode.
     """
@@ -161,19 +161,16 @@ class Tried:
         return self.compared > 0 and not (self.is_excluded or self.known or self.is_wrong)
 
     def parts_of(self, args: Any, kwargs: Any) -> Parts | None:
-        """Return the parts of a call; None if the call may not run under Equinox.
-
-        The arrays are copied now, because the call may donate them.
-        """
+        """Return the parts of a call; None if the call may not run under Equinox."""
         if self.is_excluded:
             return None
-        # If this fails because an array was deleted, say, the call itself raises a better error.
+        # If this fails, the call itself raises a better error.
         with suppressed:
             spec, arrays, statics = split((args, kwargs))
             avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in arrays]
             self.exclude_if_stateful(statics)
             if not self.is_excluded:
-                return Parts(spec, self.copied(arrays), statics, (spec, tuple(avals)))
+                return Parts(spec, arrays, statics, (spec, tuple(avals)))
         return None
 
     def exclude_if_stateful(self, values: list[Any]) -> None:
@@ -216,15 +213,23 @@ class Tried:
     def remember(self, args: Any, kwargs: Any, statics: list[Any]) -> None:
         """Remember what a call looks like that Equinox serves, and that has these static objects.
 
-        Of objects that may equal others, `is_as_before` couldn't tell one from the other.
+        `is_as_before` compares static objects by `==`. If different objects of a class may be
+        equal, no outline is remembered.
         """
         is_told_apart = all(
             type(each) in CONSTANTS or type(each).__eq__ is object.__eq__ for each in statics
         )
         self.outline = _outline(args, kwargs) if is_told_apart else None
 
+    def kept(self, parts: Parts) -> Parts | None:
+        """Return the parts with arrays that outlive the call; None if arrays can't be copied."""
+        # If an array was deleted, for example, the call itself raises a better error.
+        with suppressed:
+            return parts._replace(arrays=self.copied(parts.arrays))
+        return None
+
     def copied(self, arrays: list[Any]) -> list[Any]:
-        """Return the arrays, of which those that may be deleted or overwritten are copied."""
+        """Return the arrays. Copy those that the call may donate, or the program may overwrite."""
         return [
             each.copy() if self.donates or not isinstance(each, jax.Array) else each
             for each in arrays
