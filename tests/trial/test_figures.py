@@ -351,6 +351,18 @@ def test_no_call_is_served_with_the_static_objects_of_an_earlier_call(configs):
     assert not trial.is_wrong
 
 
+def test_no_call_is_served_with_a_zero_of_the_other_sign():
+    for _ in range(5):
+        jitted = eqxjit.filter_jit(lambda x, zero: (x, math.copysign(1.0, zero)))
+        jitted(X, 0.0), jitted(X, -0.0)
+        with eqxjit.trial() as trial:
+            # So few calls that Equinox still serves the first block.
+            for _ in range(300):
+                jitted(X, 0.0)
+            assert jitted(X, -0.0)[1] == -1.0
+        assert not trial.is_wrong
+
+
 def test_wrappers_that_the_garbage_collector_no_longer_lists_are_tried():
     # The tests freeze all objects that exist when they begin, this module's function included.
     with eqxjit.trial() as trial:
@@ -386,13 +398,17 @@ def test_a_program_of_small_calls_gains_what_its_calls_gain():
             double(X)
         return time.monotonic() - begun
 
-    double = eqxjit.filter_jit(lambda x: 2 * x)
+    theirs, double = eqx.filter_jit(lambda x: 2 * x), eqxjit.filter_jit(lambda x: 2 * x)
     # Timed beside the trial, because on a busy machine Equinox loses more by waiting for results.
-    times = seconds_of(eqx.filter_jit(lambda x: 2 * x)) / seconds_of(double)
+    before = seconds_of(theirs), seconds_of(double)
     with eqxjit.trial() as trial:
         for _ in range(200_000):
             double(X)
-    assert 0.4 < trial.seconds_steady_equinox / trial.seconds_steady / times < 2.5
+    after = seconds_of(theirs), seconds_of(double)
+    times = (before[0] + after[0]) / (before[1] + after[1])
+    gained = trial.seconds_steady_equinox - trial.seconds_steady
+    assert 0.5 < gained / (trial.seconds_steady * (times - 1)) < 2
+    assert gained > 0
     assert share_of(trial, "operations outside jit") < 0.02
 
 
