@@ -207,6 +207,14 @@ def test_a_program_may_close_or_replace_its_standard_output(tmp_path, ending, wh
     assert (result.stdout + result.stderr).count(" after start-up.") == 1
 
 
+def test_a_report_is_printed_once_on_an_output_that_cannot_be_flushed(tmp_path):
+    program = textwrap.dedent(PROGRAM) + textwrap.dedent(REPLACED) + "del Tee.flush"
+    # Python itself ends such a program with a status of its own.
+    result = run(tmp_path, program, "train.py")
+    assert result.stdout.count(" after start-up.") == 1
+    assert " after start-up." not in result.stderr
+
+
 def test_without_a_line_there_is_no_advice(tmp_path):
     program = """
         import time

@@ -363,7 +363,7 @@ def _print(text: str) -> None:
         # The program may have replaced its standard output by an object that fails in any way.
         with suppressed:
             if file is not None:
-                print(text, file=file, flush=True)
+                print(text, file=file)
                 return
 
 

@@ -314,7 +314,9 @@ def _outline(args: Any, kwargs: Any) -> Any:
         if isinstance(each, jax.Array):
             types.append(each.aval)
         else:
-            types.append((type(each), *((each.shape, each.dtype) if is_array(each) else (each,))))
+            # The `repr` tells `0.0` from `-0.0`.
+            value = repr(each) if type(each) in (float, complex) else each
+            types.append((type(each), *((each.shape, each.dtype) if is_array(each) else (value,))))
     return treedef, types
 
 
