@@ -351,16 +351,32 @@ def test_no_call_is_served_with_the_static_objects_of_an_earlier_call(configs):
     assert not trial.is_wrong
 
 
-def test_no_call_is_served_with_a_zero_of_the_other_sign():
-    for _ in range(5):
-        jitted = eqxjit.filter_jit(lambda x, zero: (x, math.copysign(1.0, zero)))
-        jitted(X, 0.0), jitted(X, -0.0)
-        with eqxjit.trial() as trial:
-            # So few calls that Equinox still serves the first block.
-            for _ in range(300):
-                jitted(X, 0.0)
-            assert jitted(X, -0.0)[1] == -1.0
-        assert not trial.is_wrong
+class Flagged(eqx.Module):
+    flag: object = eqx.field(static=True)
+
+
+@pytest.mark.parametrize("values", [(1, True), (0.0, -0.0)])
+@pytest.mark.parametrize("is_field", [True, False])
+@pytest.mark.parametrize("compared", [1.0, 0.0])
+def test_no_call_is_served_with_a_trace_for_an_equal_value(values, is_field, compared):
+    @eqxjit.filter_jit
+    def step(x, given):
+        value = given.flag if is_field else given
+        return x * (2.0 if repr(value) == repr(values[0]) else 3.0)
+
+    given = [Flagged(value) if is_field else value for value in values]
+    with eqxjit.trial() as trial:
+        for each in given:
+            for _ in range(10):
+                # If the results are the same by chance, no comparison finds the difference.
+                step(jnp.float32(compared), each)
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:
+            assert step(jnp.float32(1.0), given[0]) == 2.0
+            assert step(jnp.float32(1.0), given[1]) == 3.0
+    assert not trial.is_wrong
+    # Equinox serves the calls that it has traced.
+    assert trial.functions[0].seconds_equinox > 0
 
 
 def test_wrappers_that_the_garbage_collector_no_longer_lists_are_tried():

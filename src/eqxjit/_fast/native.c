@@ -43,7 +43,7 @@ Invariants:
 
 /* The version of the interface between this file and the Python code. Raise it here and in _compat.py with each change
    of the interface, because a stale build may be installed. */
-#define INTERFACE 64
+#define INTERFACE 65
 
 /* The kinds of nodes in a spec. _spec/tree.py has the same numbers. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -1134,29 +1134,40 @@ static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
     PyList_SET_ITEM(fasts, 0, fast);
 }
 
+/* Looks for a fast path that matches a call. Returns 1 if there is one, 0 if there is none, and -1 if an error is set.
+   If there is one, `walk` is as after `match_call`, and the caller must also release `walk->fast`. */
+static inline int find_fast(Walk *walk, Dispatcher *self, InFlight *call) {
+    PyObject *fasts = self->fasts;
+    int matches = 0;
+    for (Py_ssize_t i = 0; matches == 0 && fasts != NULL && i < PyList_GET_SIZE(fasts); i++) {
+        PyObject *fast = Py_NewRef(PyList_GET_ITEM(fasts, i));
+        matches = match_call(walk, self, (Fast *)fast, call);
+        if (matches > 0 && i > 0) move_to_front(fasts, i, fast);
+        if (matches <= 0) Py_DECREF(fast);
+    }
+    return matches;
+}
+
+/* Releases what a walk holds, of which `find_fast` has returned that it matches. */
+static inline void release_walk(Walk *walk) {
+    release(walk->block, walk->small, walk->n_block);
+    Py_DECREF(walk->fast);
+}
+
 /* Implements the call of a wrapper. */
 static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
-    PyObject *fasts = self->fasts;
     InFlight call = {
         .handler = self->handler, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
-    for (Py_ssize_t i = 0; fasts != NULL && i < PyList_GET_SIZE(fasts); i++) {
-        PyObject *fast = Py_NewRef(PyList_GET_ITEM(fasts, i));
-        PyObject *result = NULL;
-        call.entry = ((Fast *)fast)->entry;
-        Walk walk;
-        int matches = match_call(&walk, self, (Fast *)fast, &call);
-        if (matches > 0) {
-            if (i > 0) move_to_front(fasts, i, fast);
-            result = call_fast(&walk, &call);
-            release(walk.block, walk.small, walk.n_block);
-        }
-        Py_DECREF(fast);
-        if (matches > 0) return result;
-        if (matches == 0) continue;
-        if (clear_error_if(self->state->is_for_slow_path) <= 0) return NULL;
-        break;
+    Walk walk;
+    int matches = find_fast(&walk, self, &call);
+    if (matches > 0) {
+        call.entry = walk.fast->entry;
+        PyObject *result = call_fast(&walk, &call);
+        release_walk(&walk);
+        return result;
     }
+    if (matches < 0 && clear_error_if(self->state->is_for_slow_path) <= 0) return NULL;
     PyObject *otherwise = self->otherwise;
     if (otherwise == NULL) {
         /* `connect` hasn't been called yet, or the garbage collector has cleared the wrapper. */
@@ -1168,6 +1179,25 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
     PyObject *result = PyObject_Vectorcall(otherwise, args, n_args_flag, kwnames);
     Py_DECREF(otherwise);
     return result;
+}
+
+static PyObject *match_only(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames) {
+    State *state = PyModule_GetState(module);
+    if (n_args < 1 || !PyObject_TypeCheck(args[0], state->dispatcher_type)) return MALFORMED(NULL);
+    Dispatcher *self = (Dispatcher *)args[0];
+    InFlight call = {.args = args + 1, .n_args = n_args - 1, .kwnames = kwnames};
+    Walk walk;
+    int matches = find_fast(&walk, self, &call);
+    if (matches == 0) Py_RETURN_NONE;
+    if (matches < 0) return NULL;
+    PyObject *arrays = move_into(PyTuple_New(walk.n_arrays), walk.arrays, walk.n_arrays);
+    PyObject *statics = move_into(PyTuple_New(walk.n_statics), walk.statics, walk.n_statics);
+    PyObject *found = NULL;
+    if (arrays != NULL && statics != NULL) found = PyTuple_Pack(3, walk.fast->entry, arrays, statics);
+    Py_XDECREF(arrays);
+    Py_XDECREF(statics);
+    release_walk(&walk);
+    return found;
 }
 
 #define DISPATCHER_FIELDS(DO)                                                                              \
@@ -1399,6 +1429,9 @@ static PyMethodDef module_methods[] = {
     {"connect", connect, METH_VARARGS,
      "connect(wrapper, otherwise, handler, fun_arrays, fun_statics, names, fasts): has calls of a wrapper try the fast "
      "paths, if there are any, and then call `otherwise`."},
+    {"match", (PyCFunction)(void (*)(void))match_only, METH_FASTCALL | METH_KEYWORDS,
+     "match(wrapper, *args, **kwargs): returns the entry of the fast path that would serve this call, and the tuples of "
+     "the call's arrays and static objects; None if there is no such fast path."},
     {"intercept", intercept, METH_VARARGS,
      "intercept(wrapper, interceptor): has calls of a wrapper call the interceptor instead. None ends that."},
     {NULL, NULL, 0, NULL},

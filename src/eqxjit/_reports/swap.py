@@ -99,7 +99,7 @@ class Interceptor:
                 # Do as little as possible before the call, because the work would slow it down: it
                 # uses the caches of the CPU.
                 sampler.hold(now)
-                if not tried.is_as_before(args, kwargs):
+                if not tried.has_traced(self.ours, args, kwargs):
                     return swap.call(self, args, kwargs, now)
                 mode, served = THEIRS, self.theirs
                 spans.count_short(tried)
@@ -262,7 +262,7 @@ class Swap:
             if is_main and self.is_steady:
                 mode, is_extra = self.spans.begin_call(tried, begun)
             tried.calls += 1
-            served_by, compared = self._choose(tried, mode, is_extra, args, kwargs)
+            served_by, compared = self._choose(to, mode, is_extra, args, kwargs)
             outcome = self._serve(to, served_by, args, kwargs)
             self._account(tried, outcome, compared is not None and not is_extra)
             if compared is not None and not tried.is_excluded:
@@ -284,12 +284,14 @@ class Swap:
             del error, outcome
 
     def _choose(
-        self, tried: Tried, mode: str, is_extra: bool, args: Any, kwargs: Any
+        self, to: Interceptor, mode: str, is_extra: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
         """Return the mode in which a call is served, and its parts if it is to be compared.
 
         `is_extra` tells whether to compare the call even if enough calls of its kind were compared.
         """
+        tried = to.tried
+        assert tried is not None
         awaited = AWAITED if is_extra and self.current.thread.is_main else mode
         if not (tried.n_due > 0 or is_extra or mode is THEIRS):
             return awaited, None
@@ -299,10 +301,8 @@ class Swap:
         if parts is not None and is_due and self._may_compare(tried):
             # Otherwise Equinox would wait for what the calls so far have left to compute.
             return AWAITED, tried.kept(parts)
-        if mode is THEIRS:
-            if not (parts and tried.is_right and tried.has_traced(parts)):
-                return OURS, None
-            tried.remember(args, kwargs, parts.statics)
+        if mode is THEIRS and not tried.has_traced(to.ours, args, kwargs):
+            return OURS, None
         return awaited, None
 
     def _serve(self, to: Interceptor, mode: str, args: Any, kwargs: Any) -> Outcome:
@@ -420,7 +420,7 @@ class Swap:
         thread, tried = self.current.thread, to.tried
         assert tried is not None
         begun, compiling = time.perf_counter(), thread.compiling
-        tried.compare(to.ours.__wrapped__, to.theirs, parts, ours)
+        tried.compare(to.ours, to.theirs, parts, ours)
         self._comparing += time.perf_counter() - begun - (thread.compiling - compiling)
 
     # --- What JAX compiles --------------------------------------------------------------------

@@ -6,7 +6,9 @@ import io
 import random
 import sys
 import threading
+import weakref
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,16 +16,19 @@ import jax
 import numpy as np
 
 from .._compat import (
+    ArrayImpl,
     UpstreamWrapper,
     calls_users_python,
     changes_something,
+    native,
     upstream_filter_jit,
 )
+from .._core.slow import bind_and_split
 from .._core.wrapper import JitFunction, filter_jit
 from .._diagnostics import waiting
 from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
-from .._spec.static_key import CONSTANTS, interchangeable
+from .._spec.static_key import interchangeable
 from .._spec.tree import combine, is_array, split
 from .._text import comes_from_signal_handler, suppressed
 from .comparison import Unequal, compare, compare_errors
@@ -70,6 +75,10 @@ class Parts(NamedTuple):
     statics: list[Any]
     kind: Any
 
+    def arguments(self) -> tuple[Any, Any]:
+        """Return the positional and the keyword arguments."""
+        return combine(self.spec, iter(self.arrays), iter(self.statics))
+
 
 class Outcome(NamedTuple):
     """The result of a call, or the error that it raised."""
@@ -98,12 +107,12 @@ class Tried:
         compared often enough. Zero or negative if no call is.
     - `compared`: how many calls were compared.
     - `by_kind`: how many calls of each kind were compared.
-    - `statics`: the static objects of the first compared call of each kind.
+    - `traced`: the avals and the static objects of calls for which Equinox's results were the same,
+        by their entries.
+    - `keys`: for each of these calls, what Equinox finds its program by.
     - `unequal`: the first difference found at each path.
     - `known`: a documented difference, or why the comparison gave no result; empty if there is
         neither.
-    - `outline`: the outline of a call that Equinox has served. None if there is no such call, or if
-        an equal outline doesn't suffice, so that `has_traced` decides about each call.
     - `traces`: eqxjit's traces of the function during the trial.
     - `times`: the seconds of the latest timed calls, by mode.
     """
@@ -120,10 +129,10 @@ class Tried:
     n_due: int = N_FIRST
     compared: int = 0
     by_kind: Counter[Any] = dataclasses.field(default_factory=Counter)
-    statics: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
+    traced: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
+    keys: set[Any] = dataclasses.field(default_factory=set)
     unequal: dict[str, Unequal] = dataclasses.field(default_factory=dict)
     known: str = ""
-    outline: Any = None
     traces: list[Trace] = dataclasses.field(default_factory=list)
     times: dict[str, deque[float]] = dataclasses.field(default_factory=_times)
 
@@ -157,8 +166,8 @@ class Tried:
 
     @property
     def is_right(self) -> bool:
-        """True if calls were compared, and the results agree within rounding."""
-        return self.compared > 0 and not (self.is_excluded or self.known or self.is_wrong)
+        """True if Equinox may serve the calls that it has traced."""
+        return bool(self.traced) and not (self.is_excluded or self.is_wrong)
 
     def parts_of(self, args: Any, kwargs: Any) -> Parts | None:
         """Return the parts of a call; None if the call may not run under Equinox."""
@@ -167,10 +176,9 @@ class Tried:
         # If this fails, the call itself raises a better error.
         with suppressed:
             spec, arrays, statics = split((args, kwargs))
-            avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in arrays]
             self.exclude_if_stateful(statics)
             if not self.is_excluded:
-                return Parts(spec, arrays, statics, (spec, tuple(avals)))
+                return Parts(spec, arrays, statics, (spec, tuple(_avals(arrays))))
         return None
 
     def exclude_if_stateful(self, values: list[Any]) -> None:
@@ -191,35 +199,34 @@ class Tried:
         elif calls_users_python(trace._record.lowering()):
             self.effects = self.effects or "it calls Python"
 
-    def has_traced(self, parts: Parts) -> bool:
-        """Return whether Equinox has traced this kind of call for the same static objects.
+    def has_traced(self, ours: Any, args: Any, kwargs: Any) -> bool:
+        """Return whether Equinox may serve a call, because it has traced one that is like it.
 
-        For static objects that are only equal, Equinox would return the objects that it has traced.
+        `ours` is the function's wrapper. This must be fast, because it slows down the call that
+        follows: it uses the caches of the CPU.
         """
-        known = self.statics.get(parts.kind)
-        return known is not None and all(map(_may_replace, parts.statics, known))
-
-    def is_as_before(self, args: Any, kwargs: Any) -> bool:
-        """Return whether Equinox may serve this call, because it has served one that is like it.
-
-        Between two calls under Equinox, this check slows down the second one least, because
-        Equinox flattens the arguments in the same way.
-        """
-        # If this fails, the call itself raises a better error.
-        with suppressed:
-            return self.is_right and _outline(args, kwargs) == self.outline
-        return False
-
-    def remember(self, args: Any, kwargs: Any, statics: list[Any]) -> None:
-        """Remember what a call looks like that Equinox serves, and that has these static objects.
-
-        `is_as_before` compares static objects by `==`. If different objects of a class may be
-        equal, no outline is remembered.
-        """
-        is_told_apart = all(
-            type(each) in CONSTANTS or type(each).__eq__ is object.__eq__ for each in statics
+        found = _match(ours, args, kwargs) if self.is_right else None
+        if found is None:
+            return False
+        entry, avals, statics = found
+        return any(
+            # For static objects that are only equal, Equinox would return those that it has traced.
+            avals == known_avals and all(map(_may_replace, statics, known_statics))
+            for known_avals, known_statics in self.traced.get(entry, ())
         )
-        self.outline = _outline(args, kwargs) if is_told_apart else None
+
+    def _remember(self, ours: Any, args: Any, kwargs: Any) -> None:
+        """Remember a call for which Equinox has returned the same as eqxjit."""
+        found = _match(ours, args, kwargs)
+        if found is None:
+            return
+        entry, avals, statics = found
+        leaves, treedef = jax.tree_util.tree_flatten((args, kwargs))
+        # Equinox serves all calls with equal keys by what it has traced for the first of them.
+        key = treedef, *avals, *[leaf for leaf in leaves if not is_array(leaf)]
+        if key not in self.keys:
+            self.keys.add(key)
+            self.traced.setdefault(entry, []).append((avals, statics))
 
     def kept(self, parts: Parts) -> Parts | None:
         """Return the parts with arrays that outlive the call; None if arrays can't be copied."""
@@ -235,10 +242,10 @@ class Tried:
             for each in arrays
         ]
 
-    def compare(self, fun: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
+    def compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
         """Run a call under Equinox, and keep how its outcome differs from that of eqxjit.
 
-        `theirs` is `fun` under Equinox's `filter_jit`.
+        `theirs` is the same function as `wrapper`, under Equinox's `filter_jit`.
         """
         # A trace may draw random numbers, which are the program's. While other threads run, what
         # they draw meanwhile would be drawn once more.
@@ -247,7 +254,7 @@ class Tried:
         if others == [threading.current_thread()]:
             states = random.getstate(), np.random.get_state()
         try:
-            self._compare(fun, theirs, parts, ours)
+            self._compare(wrapper, theirs, parts, ours)
         except Exception as error:
             # The program must not fail because a comparison does, for lack of memory, for example.
             if comes_from_signal_handler(error):
@@ -258,15 +265,14 @@ class Tried:
                 random.setstate(states[0])
                 np.random.set_state(states[1])
 
-    def _compare(self, fun: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
+    def _compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
         self.compared += 1
         self.by_kind[parts.kind] += 1
-        self.statics.setdefault(parts.kind, parts.statics)
         of_equinox = self._run(theirs, parts, THEIRS)
         found = _differences(ours, of_equinox)
         if any(each.rounding is None for each in found):
             # Equinox may have returned static objects that it has traced for equal ones.
-            new = renewed(fun)
+            new = renewed(wrapper.__wrapped__)
             retraced = self._run(upstream(new, self.options), parts, ANEW)
             if not _differences(ours, retraced):
                 why = "Equinox returns what it traced for an equal static value"
@@ -283,12 +289,13 @@ class Tried:
                 why = f"it was traced {when}, and a new trace gives a different result"
                 self.known = f"{found[0]}: {why}"
                 return
+        elif of_equinox.error is None:
+            self._remember(wrapper, *parts.arguments())
         for each in found[:10]:
             self.unequal.setdefault(each.path, each)
 
     def _run(self, served: Any, parts: Parts, nested_mode: str) -> Outcome:
-        arrays = self.copied(parts.arrays)
-        args, kwargs = combine(parts.spec, iter(arrays), iter(parts.statics))
+        args, kwargs = parts._replace(arrays=self.copied(parts.arrays)).arguments()
         sys.stdout = muted = _Muted(_current(sys.stdout))
         nested.mode = nested_mode
         try:
@@ -306,18 +313,25 @@ class Tried:
                 self.effects = self.effects or "it prints"
 
 
-def _outline(args: Any, kwargs: Any) -> Any:
-    """Return the structure of a call, the types of its arrays, and its static leaves."""
-    leaves, treedef = jax.tree_util.tree_flatten((args, kwargs))
-    types = list[Any]()
-    for each in leaves:
-        if isinstance(each, jax.Array):
-            types.append(each.aval)
-        else:
-            # The `repr` tells `0.0` from `-0.0`.
-            value = repr(each) if type(each) in (float, complex) else each
-            types.append((type(each), *((each.shape, each.dtype) if is_array(each) else (value,))))
-    return treedef, types
+def _match(ours: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any], Sequence[Any]] | None:
+    """Return the entry of a call, the avals of its arrays, and its static objects.
+
+    `None` if the entry has no fast path or, without C, if there is no entry.
+    """
+    # If this fails, the call itself raises a better error.
+    with suppressed:
+        if native is not None:
+            found = native.match(ours, *args, **kwargs)
+            return found and (found[0], _avals(found[1]), found[2])
+        bound = bind_and_split(ours._function, args, kwargs)
+        entry = ours._function.table.entries.get(bound.spec)
+        arrays = *bound.arrays, *ours._handler.fun_arrays
+        return entry and (entry, _avals(arrays), bound.statics)
+    return None
+
+
+def _avals(arrays: Sequence[Any]) -> list[Any]:
+    return [x.aval if type(x) is ArrayImpl else (x.shape, x.dtype) for x in arrays]
 
 
 def tried_of(ours: Any) -> Tried:
@@ -345,6 +359,8 @@ def tried_of(ours: Any) -> Tried:
 
 def _may_replace(a: Any, b: Any) -> bool:
     """Return whether one static object may be returned in place of another that equals it."""
+    if a is b:
+        return True
     if type(a) is type(b) and dataclasses.is_dataclass(a) and hasattr(a, "__dict__"):
         # All attributes count, because the `==` of the class may leave out some.
         a, b = tuple(vars(a).items()), tuple(vars(b).items())
