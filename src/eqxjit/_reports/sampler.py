@@ -44,7 +44,7 @@ _READS = "_value", "__array__"
 
 _PjitFunction = type(jax.jit(abs))
 
-# At most this many calls and samples are logged, the latest ones.
+# At most this many calls are logged, the latest ones.
 _MAX_LOGGED = 5_000
 
 # Other threads are sampled in one of this many ticks.
@@ -68,10 +68,9 @@ class Sampler:
 
     - `latest`, `begun`: the `Tried` of the function that was called last, and when, by the clock.
     - `places`: the seconds spent in each place, by `function_of`, since `Spans` has taken them.
-    - `log`: the latest calls, and what the samples found between them, in rows of four: for a call,
-        the function's `Tried`, the mode in which it was served, and when it began and ended, by the
-        clock; for the samples of Python between two calls, `None`, an empty string, their seconds,
-        and zero. Not in tuples, because garbage collection would have to visit them.
+    - `log`: the latest calls, each as a list of five: the function's `Tried`, the mode in which it
+        was served, when it began and ended, by the clock, and for how many seconds the samples
+        found Python at work until the next call.
     - `waited_in_calls`: the seconds for which jitted calls waited for computations, a part of those
         of `WAITING`.
     - `others`: how often each other thread was found in each place, by the thread's name.
@@ -84,7 +83,7 @@ class Sampler:
         self.places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         self.latest: Any = None
         self.begun = 0.0
-        self.log: deque[Any] = deque(maxlen=4 * _MAX_LOGGED)
+        self.log: deque[list[Any]] = deque(maxlen=_MAX_LOGGED)
         self.waited_in_calls = 0.0
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
         self.timer = Timer(self._tick)
@@ -185,12 +184,8 @@ class Sampler:
             if self._since[0] != self.begun:
                 self._since = self.begun, defaultdict(float)
             self._since[1][key] += seconds
-            if place[0] is PYTHON:
-                # One row for all samples between two calls, so that they don't displace the calls.
-                if self.log and self.log[-4] is None:
-                    self.log[-2] += seconds
-                else:
-                    self.log.extend((None, "", seconds, 0.0))
+            if place[0] is PYTHON and self.log:
+                self.log[-1][-1] += seconds
             self._seen = _clocks()
             self.release(self._seen[0])
 

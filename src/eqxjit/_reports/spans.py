@@ -11,12 +11,13 @@ which Equinox slows down the work between calls, because it uses more of the CPU
 
 import dataclasses
 import itertools
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from .sampler import Place, Sampler
+from .sampler import CALLS, Place, Sampler
 
 #: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit. Short
 #: blocks of the first two take turns with long blocks of the last.
@@ -127,9 +128,8 @@ class Spans:
         if self.mode is OURS:
             self._sampler.log.clear()
             return
-        # The call itself is the last row.
-        for _ in range(4):
-            self._sampler.log.pop()
+        # The call itself.
+        self._sampler.log.pop()
         self._end_block(None)
         # The short blocks begin again after the next call if it was a comparison, since there are
         # only a few. A program may trace for ever, and a call would be compared each time.
@@ -204,14 +204,7 @@ class Spans:
 
     def _warm_calls(self) -> list[_Call]:
         """Return the logged calls without the first ones of a short block."""
-        calls = list[_Call]()
-        values = iter([*self._sampler.log])
-        for function, served_by, begun, ended in zip(values, values, values, values, strict=True):
-            if function is not None:
-                calls.append(_Call(function, served_by, begun, ended))
-            elif calls:
-                # Samples, and their seconds.
-                calls[-1].work += begun
+        calls = [_Call(*row) for row in self._sampler.log]
         if self.mode is OURS:
             return calls
         end = self._begun_clock + _SECONDS_COLD
@@ -220,10 +213,9 @@ class Spans:
 
     def _compare(self, calls: list[_Call]) -> None:
         """Add the spans between these calls to the blocks of the same pairs of functions."""
-        overhead = self.overhead if self.mode is OURS else 0.0
         found: defaultdict[Hashable, list[float]] = defaultdict(list)
         for call, after in itertools.pairwise(calls):
-            seconds = after.begun - call.begun - overhead
+            seconds = after.begun - call.begun
             work = min(call.work, after.begun - call.ended)
             pair = call.function.row, after.function.row
             found[pair].append(seconds - work if work > _LONG_WORK else seconds)
@@ -241,7 +233,7 @@ class Spans:
             for mode, blocks in alike.items():
                 if mode is not OURS and OURS in alike:
                     n = sum(n for _, n in blocks)
-                    seconds -= n * (_mean(blocks) - _mean(alike[OURS]))
+                    seconds -= n * (_mean(blocks) - self._mean_of_ours(alike))
         return seconds
 
     @property
@@ -252,6 +244,9 @@ class Spans:
             factor = 1.0
             if function is not None:
                 factor += function.n_short / max(1, function.n_ours)
+                if place[0] is CALLS and function.times[OURS]:
+                    call = statistics.median(function.times[OURS])
+                    factor *= call / (call + self.overhead)
             found[place] += max(0.0, spent) * factor
         return found
 
@@ -260,14 +255,19 @@ class Spans:
         """The seconds that all spans would take longer under Equinox; NaN if they aren't known."""
         n = seconds = 0.0
         for alike in self._alike.values():
-            # A short run may have no block of eqxjit's to compare with.
-            ours = alike.get(OURS) or alike.get(AWAITED)
-            if ours is not None and THEIRS in alike:
+            if THEIRS in alike and len(alike) > 1:
                 n_alike = sum(n for blocks in alike.values() for _, n in blocks)
                 n += n_alike
-                seconds += n_alike * (_mean(alike[THEIRS], 0.25) - _mean(ours))
+                seconds += n_alike * (_mean(alike[THEIRS], 0.25) - self._mean_of_ours(alike))
         n_calls = sum(each.n_ours + each.n_short for each in self._functions)
         return n_calls * seconds / n if n else float("nan")
+
+    def _mean_of_ours(self, alike: dict[str, _Blocks]) -> float:
+        """Return the mean seconds of a span under eqxjit without the trial."""
+        if OURS in alike:
+            return _mean(alike[OURS]) - self.overhead
+        # A short run may have no block of calls that aren't awaited.
+        return _mean(alike[AWAITED])
 
 
 def _mean(blocks: _Blocks, outer: float = 0.0) -> float:

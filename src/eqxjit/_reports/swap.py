@@ -10,17 +10,17 @@ import copy
 import functools
 import gc
 import math
-import random
+import statistics
 import sys
 import threading
 import time
-import timeit
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._compat import connect, is_transforming, native
 from .._core.wrapper import JitFunction, filter_jit
@@ -113,7 +113,7 @@ class Interceptor:
                 sampler.latest, sampler.begun = tried, begun
             result = served(*args, **kwargs)
             if thread.is_main:
-                sampler.log.extend((tried, mode, begun, time.perf_counter() - sampler.offset))
+                sampler.log.append([tried, mode, begun, time.perf_counter() - sampler.offset, 0.0])
             if thread.has_compiled:
                 swap.end_compiled(self, args, kwargs, result)
             return result
@@ -168,8 +168,6 @@ class Swap:
         # By the function's table of entries. A program may create functions in a loop, and drop
         # them with their programs.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
-        # Not the functions of `random`, which would draw from the program's random numbers.
-        self._random = random.Random()
         # The rows of the functions that were compiled before.
         self._compiled_rows: set[Any] = set()
         # The lines for whose operations JAX has compiled something, with the number of calls before
@@ -192,7 +190,6 @@ class Swap:
             if not self.current.thread.is_copying:
                 self._intercept(wrapper)
 
-        self.spans.overhead = self._overhead()
         _running.append(self)
         listeners.append(self._observe)
         # If an interrupt comes while some are intercepted, all wrappers are as before at the end.
@@ -217,6 +214,9 @@ class Swap:
                     _set_interceptor(wrapper, interceptor)
             # Free the copies of the wrappers. Otherwise a later trial would intercept them, too.
             self._intercepted.clear()
+            # Only now, because JAX must not be used before the program has set it up.
+            if self.is_steady:
+                self.spans.overhead = self._overhead()
 
     def _intercept(self, wrapper: Any) -> None:
         self.current.thread.is_copying = True
@@ -233,18 +233,25 @@ class Swap:
 
     def _overhead(self) -> float:
         """Return the seconds by which an interceptor prolongs a call that is only logged."""
-        outer, inner = filter_jit(_nothing), filter_jit(_nothing)
-        interceptor = Interceptor(self, inner)
-        interceptor.tried = Tried("", None, None, n_due=0)
-        _set_interceptor(inner, _nothing)
-        seconds = list[float]()
         self.spans.logs_until = math.inf
-        for called in (interceptor, _nothing):
-            _set_interceptor(outer, called)
-            seconds.append(min(timeit.repeat(lambda: outer(0, 0), number=200)) / 200)
-        self.spans.logs_until, self.sampler.latest = 0.0, None
-        self.sampler.log.clear()
-        return seconds[0] - seconds[1]
+        # Something of JAX's, which uses the caches of the CPU as the program's calls do. An
+        # interceptor that is called alone is several times faster.
+        served = functools.partial(jax.device_put, np.float32(0))
+        interceptor = Interceptor(self, served)
+        interceptor.tried = Tried("", None, None, n_due=0)
+        wrapper = filter_jit(_nothing)
+        longer = list[float]()
+        # The program may have forbidden transfers.
+        with suppressed:
+            for _ in range(250):
+                seconds = list[float]()
+                for called in (served, interceptor):
+                    _set_interceptor(wrapper, called)
+                    begun = time.perf_counter()
+                    wrapper()
+                    seconds.append(time.perf_counter() - begun)
+                longer.append(seconds[1] - seconds[0])
+        return max(0.0, statistics.median(longer or [0.0]))
 
     # --- A call -------------------------------------------------------------------------------
 
@@ -258,7 +265,7 @@ class Swap:
             if is_main:
                 sampler.hold(begun)
             tried = to.tried = self._tried_of(to.ours)
-            mode, is_extra = OURS, self._random.random() < 1 / _ONE_IN
+            mode, is_extra = OURS, tried.calls % _ONE_IN == _ONE_IN - 1
             if is_main and self.is_steady:
                 mode, is_extra = self.spans.begin_call(tried, begun)
             tried.calls += 1
@@ -331,7 +338,7 @@ class Swap:
             sampler.hold(time.perf_counter())
             # Without a mode, the call isn't timed, because a call that fails takes an unusual time.
             served_by = mode if outcome.error is None else ""
-            sampler.log.extend((to.tried, served_by, sampler.begun, sampler.clock()))
+            sampler.log.append([to.tried, served_by, sampler.begun, sampler.clock(), 0.0])
         return outcome
 
     def _account(self, tried: Tried, outcome: Outcome, is_spoiled: bool) -> None:
@@ -350,7 +357,7 @@ class Swap:
         if not self.is_steady:
             self.is_steady = not thread.has_compiled and outcome.error is None
             if self.is_steady:
-                *_, begun, _ = self.sampler.log
+                begun = self.sampler.begun
                 self.startup += begun
                 self.spans.begin(tried, begun)
         elif thread.has_compiled or is_spoiled:
