@@ -280,15 +280,9 @@ class Swap:
             thread.has_compiled, thread.traces = False, ()
             if is_main:
                 sampler.release(time.perf_counter())
-        if outcome.error is None:
-            return outcome.result
-        error = outcome.error
-        try:
-            raise error
-        finally:
-            # The error's traceback refers to this frame, so a variable of the frame that refers to
-            # the error would keep both alive.
-            del error, outcome
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.result
 
     def _choose(
         self, to: Interceptor, mode: str, is_extra: bool, args: Any, kwargs: Any

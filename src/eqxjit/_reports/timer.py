@@ -17,6 +17,10 @@ from typing import Any
 # sleep deeply.
 _INTERVALS = 1e-3, 3e-3
 
+# The intervals grow to this many times their length in as many seconds. On a virtual machine a tick
+# costs up to 0.1 ms, and a long run has enough of them.
+_LONGEST = 5.0
+
 # The functions that show or set alarms, or wait for any signal, with the first argument for which
 # they do (None for any argument). The timer stops before the program calls one of them.
 _USES_OF_ALARMS: dict[str, int | None] = {}
@@ -58,8 +62,8 @@ class Timer:
         # Not the functions of `random`, which would draw from the program's random numbers.
         self._random = random.Random()
         self.is_on = self.has_run = self.has_yielded = False
-        # When the next tick is due.
-        self._due = 0.0
+        # When the timer began, and when the next tick is due.
+        self._begun = self._due = 0.0
         # The alarm that the program had set before the trial: its handler, when it is due, and
         # its interval.
         self._handler: Any = signal.SIG_DFL
@@ -81,7 +85,7 @@ class Timer:
         # Python retries its own system calls after an alarm. With this flag, the system retries
         # most of those that C libraries make, which would otherwise fail.
         _original["siginterrupt"](signal.SIGALRM, False)
-        self._due = time.perf_counter()
+        self._begun = self._due = time.perf_counter()
         left, self._repeat = self._set()
         if left:
             self._alarm = time.perf_counter() + left
@@ -135,7 +139,8 @@ class Timer:
             return
         seconds = 0.0
         while self._due <= now:
-            interval = self._random.uniform(*_INTERVALS)
+            longer = min(_LONGEST, 1.0 + now - self._begun)
+            interval = longer * self._random.uniform(*_INTERVALS)
             self._due += interval
             seconds += interval
         try:
