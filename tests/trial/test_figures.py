@@ -351,6 +351,58 @@ def test_no_call_is_served_with_the_static_objects_of_an_earlier_call(configs):
     assert not trial.is_wrong
 
 
+@pytest.mark.parametrize("first", [(), (Config(),)])
+def test_no_call_is_served_with_an_equal_object_that_is_passed_differently(first):
+    given, default = Config(), Config()
+
+    @eqxjit.filter_jit
+    def step(x, config=default):
+        return x, config
+
+    expected = first[0] if first else default
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            assert step(X, *first)[1] is expected
+            assert step(X, config=given)[1] is given
+    assert not trial.is_wrong
+
+
+def test_no_call_is_served_with_the_static_objects_of_another_function():
+    class Tagged(eqx.Module):
+        tag: object = eqx.field(static=True)
+
+        def __call__(self, x):
+            return x, self.tag
+
+    configs = Config(), Config()
+    jitted = [eqxjit.filter_jit(Tagged(config)) for config in configs]
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            for each, config in zip(jitted, configs, strict=True):
+                assert each(X)[1] is config
+    assert not trial.is_wrong
+
+
+def test_no_call_is_served_with_what_was_traced_for_a_call_that_failed():
+    @eqxjit.filter_jit
+    def step(x, n):
+        x = eqx.error_if(x, x > 100, "too large")
+        return x * (2 if n is True else 3)
+
+    with eqxjit.trial() as trial:
+        for _ in range(4):
+            with pytest.raises(RuntimeError, match="too large"):
+                step(jnp.float32(1000), 1)
+        for _ in range(4):
+            step(jnp.float32(0), True)
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            assert step(jnp.float32(1), True) == 2
+    assert not trial.is_wrong
+
+
 class Flagged(eqx.Module):
     flag: object = eqx.field(static=True)
 

@@ -215,6 +215,9 @@ class Spans:
         """Add the spans between these calls to the blocks of the same pairs of functions."""
         found: defaultdict[Hashable, list[float]] = defaultdict(list)
         for call, after in itertools.pairwise(calls):
+            if self.mode is THEIRS and call.served_by is not THEIRS:
+                # Equinox can't serve the call.
+                continue
             seconds = after.begun - call.begun
             work = min(call.work, after.begun - call.ended)
             pair = call.function.row, after.function.row

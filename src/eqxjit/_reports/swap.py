@@ -168,6 +168,8 @@ class Swap:
         # By the function's table of entries. A program may create functions in a loop, and drop
         # them with their programs.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
+        # The `claims` of all functions.
+        self._claims: dict[Any, Any] = {}
         # The rows of the functions that were compiled before.
         self._compiled_rows: set[Any] = set()
         # The lines for whose operations JAX has compiled something, with the number of calls before
@@ -362,7 +364,7 @@ class Swap:
         table = ours._function.table
         tried = self._by_table.get(table)
         if tried is None:
-            tried = self._by_table[table] = tried_of(ours)
+            tried = self._by_table[table] = tried_of(ours, self._claims)
             if not self.compares:
                 tried.n_due, tried.is_excluded = 0, True
             self.functions.append(tried)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import io
 import random
 import sys
@@ -97,6 +98,8 @@ class Tried:
 
     - `name`, `site`: the function's name, and where it is defined.
     - `options`: the options of its `filter_jit`.
+    - `claims`: for each key by which Equinox finds a program, the first compared call: its spec,
+        and its static objects. All functions of a trial share it.
     - `effects`: why no more calls are compared after one was; empty if there is no reason.
     - `is_excluded`: whether no call may run under Equinox.
     - `was_traced`: whether eqxjit traced the function before the trial.
@@ -109,7 +112,6 @@ class Tried:
     - `by_kind`: how many calls of each kind were compared.
     - `traced`: the avals and the static objects of calls for which Equinox's results were the same,
         by their entries.
-    - `keys`: for each of these calls, what Equinox finds its program by.
     - `unequal`: the first difference found at each path.
     - `known`: a documented difference, or why the comparison gave no result; empty if there is
         neither.
@@ -120,6 +122,7 @@ class Tried:
     name: str
     site: CallSite | None
     options: Any
+    claims: dict[Any, Any] = dataclasses.field(default_factory=dict)
     effects: str = ""
     is_excluded: bool = False
     was_traced: bool = False
@@ -130,7 +133,6 @@ class Tried:
     compared: int = 0
     by_kind: Counter[Any] = dataclasses.field(default_factory=Counter)
     traced: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
-    keys: set[Any] = dataclasses.field(default_factory=set)
     unequal: dict[str, Unequal] = dataclasses.field(default_factory=dict)
     known: str = ""
     traces: list[Trace] = dataclasses.field(default_factory=list)
@@ -215,18 +217,26 @@ class Tried:
             for known_avals, known_statics in self.traced.get(entry, ())
         )
 
-    def _remember(self, ours: Any, args: Any, kwargs: Any) -> None:
-        """Remember a call for which Equinox has returned the same as eqxjit."""
-        found = _match(ours, args, kwargs)
-        if found is None:
-            return
-        entry, avals, statics = found
-        leaves, treedef = jax.tree_util.tree_flatten((args, kwargs))
-        # Equinox serves all calls with equal keys by what it has traced for the first of them.
-        key = treedef, *avals, *[leaf for leaf in leaves if not is_array(leaf)]
-        if key not in self.keys:
-            self.keys.add(key)
-            self.traced.setdefault(entry, []).append((avals, statics))
+    def _claim(self, ours: Any, parts: Parts) -> bool:
+        """Return whether Equinox traces a call, or has traced another that is really the same.
+
+        Equinox serves all calls with equal keys by what it has traced for the first of them. It
+        fills in defaults, passes by position what it can, and compares static objects by `==`.
+        """
+        function = ours._function
+        # If this fails, Equinox can't serve the call either, and raises a similar error.
+        with suppressed:
+            args, kwargs = parts.arguments()
+            bound = inspect.signature(ours.__wrapped__).bind(*args, **kwargs)
+            bound.apply_defaults()
+            leaves, treedef = jax.tree.flatten((ours.__wrapped__, bound.args, bound.kwargs))
+            arrays = [leaf for leaf in leaves if is_array(leaf)]
+            others = [leaf for leaf in leaves if not is_array(leaf)]
+            key = function.key[:2], treedef, *_avals(arrays), *others
+            call = (function.spec, parts.spec), (*parts.statics, *function.statics)
+            spec, statics = self.claims.setdefault(key, call)
+            return spec == call[0] and all(map(_may_replace, call[1], statics))
+        return False
 
     def kept(self, parts: Parts) -> Parts | None:
         """Return the parts with arrays that outlive the call; None if arrays can't be copied."""
@@ -268,6 +278,7 @@ class Tried:
     def _compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
         self.compared += 1
         self.by_kind[parts.kind] += 1
+        is_its_own = self._claim(wrapper, parts)
         of_equinox = self._run(theirs, parts, THEIRS)
         found = _differences(ours, of_equinox)
         if any(each.rounding is None for each in found):
@@ -289,8 +300,10 @@ class Tried:
                 why = f"it was traced {when}, and a new trace gives a different result"
                 self.known = f"{found[0]}: {why}"
                 return
-        elif of_equinox.error is None:
-            self._remember(wrapper, *parts.arguments())
+        elif is_its_own and of_equinox.error is None:
+            entry, avals, statics = _match(wrapper, *parts.arguments()) or (None, [], ())
+            if entry is not None and not self.has_traced(wrapper, *parts.arguments()):
+                self.traced.setdefault(entry, []).append((avals, statics))
         for each in found[:10]:
             self.unequal.setdefault(each.path, each)
 
@@ -316,17 +329,19 @@ class Tried:
 def _match(ours: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any], Sequence[Any]] | None:
     """Return the entry of a call, the avals of its arrays, and its static objects.
 
-    `None` if the entry has no fast path or, without C, if there is no entry.
+    The function's own arrays and static objects are among them. `None` if the entry has no fast
+    path or, without C, if there is no entry.
     """
     # If this fails, the call itself raises a better error.
     with suppressed:
+        function = ours._function
         if native is not None:
-            found = native.match(ours, *args, **kwargs)
-            return found and (found[0], _avals(found[1]), found[2])
-        bound = bind_and_split(ours._function, args, kwargs)
-        entry = ours._function.table.entries.get(bound.spec)
-        arrays = *bound.arrays, *ours._handler.fun_arrays
-        return entry and (entry, _avals(arrays), bound.statics)
+            entry, arrays, statics = native.match(ours, *args, **kwargs) or (None, (), ())
+        else:
+            bound = bind_and_split(function, args, kwargs)
+            entry = function.table.entries.get(bound.spec)
+            arrays, statics = (*bound.arrays, *ours._handler.fun_arrays), bound.statics
+        return entry and (entry, _avals(arrays), (*statics, *function.statics))
     return None
 
 
@@ -334,10 +349,10 @@ def _avals(arrays: Sequence[Any]) -> list[Any]:
     return [x.aval if type(x) is ArrayImpl else (x.shape, x.dtype) for x in arrays]
 
 
-def tried_of(ours: Any) -> Tried:
+def tried_of(ours: Any, claims: dict[Any, Any]) -> Tried:
     """Return a new `Tried` for the function of one of our wrappers."""
     function, fun = ours._function, ours.__wrapped__
-    tried = Tried(function.signature.label, place_of(fun).site, function.options)
+    tried = Tried(function.signature.label, place_of(fun).site, function.options, claims)
     for trace in ours.traces():
         tried.note_effects(trace)
     tried.was_traced = ours.cache_info().traces > 0
