@@ -1,5 +1,6 @@
 """The figures of a trial, on programs that spend their time in one known place."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -157,6 +158,27 @@ def test_all_of_a_call_that_fails_while_it_is_traced_is_tracing():
             with pytest.raises(ValueError, match="too long"):
                 step(jnp.ones(n))
     assert share_of(trial, "tracing and compiling") > 0.8
+
+
+def test_a_call_that_fails_while_it_is_traced_is_in_no_span():
+    def step(x, n):
+        if n:
+            time.sleep(0.1)
+            raise ValueError("no")
+        return x + 1
+
+    jitted = eqxjit.filter_jit(step)
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 1
+        n = 0
+        while time.monotonic() < end:
+            jitted(X, 0)
+            n += 1
+            if n % 500 == 0:
+                with contextlib.suppress(ValueError):
+                    jitted(X, n)
+    # A call under eqxjit is faster. With 0.1 s for each 500 calls, it would seem to be slower.
+    assert trial.seconds_steady_equinox > trial.seconds_steady
 
 
 def test_a_speed_up_that_is_not_known_has_a_reason():

@@ -1135,7 +1135,7 @@ static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
 }
 
 /* Looks for a fast path that matches a call. Returns 1 if there is one, 0 if there is none, and -1 if an error is set.
-   If there is one, `walk` is as after `match_call`, and the caller must also release `walk->fast`. */
+   If there is one, `walk` has the call's arrays and static objects, and the caller must call `release_walk`. */
 static inline int find_fast(Walk *walk, Dispatcher *self, InFlight *call) {
     PyObject *fasts = self->fasts;
     int matches = 0;
@@ -1148,7 +1148,7 @@ static inline int find_fast(Walk *walk, Dispatcher *self, InFlight *call) {
     return matches;
 }
 
-/* Releases what a walk holds, of which `find_fast` has returned that it matches. */
+/* Drops the references of a walk for which `find_fast` has returned 1. */
 static inline void release_walk(Walk *walk) {
     release(walk->block, walk->small, walk->n_block);
     Py_DECREF(walk->fast);

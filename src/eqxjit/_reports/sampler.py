@@ -75,7 +75,8 @@ class Sampler:
         of `WAITING`.
     - `others`: how often each other thread was found in each place, by the thread's name.
     - `timer`: the timer that interrupts the main thread.
-    - `offset`: by how much the clock is behind `time.perf_counter` while it runs.
+    - `offset`: by how much the clock is behind `time.perf_counter` while it runs. To leave out
+        seconds that have passed, the trial adds them.
     """
 
     def __init__(self, entrance: types.CodeType):
@@ -109,10 +110,6 @@ class Sampler:
 
     # --- The clock ----------------------------------------------------------------------------
 
-    @property
-    def is_held(self) -> bool:
-        return self._stopped is not None
-
     def hold(self, now: float) -> None:
         """Stop the clock, because the trial works for itself from now on."""
         if self._stopped is None:
@@ -129,15 +126,43 @@ class Sampler:
         now = time.perf_counter() if self._stopped is None else self._stopped
         return now - self.offset
 
-    def leave_out(self, seconds: float) -> None:
-        """Take some seconds that have passed off the clock."""
-        self.offset += seconds
-
     # --- Samples ------------------------------------------------------------------------------
 
-    def place_of(self, frame: types.FrameType | None) -> Place:
-        """Return what the current thread is doing, and for which line of the user's."""
-        return _place_of(frame, self._entrance)
+    def place_of(self, innermost: types.FrameType | None, may_read_locals: bool = True) -> Place:
+        """Return what a thread is doing, and for which line of the user's."""
+        line = of_jax = kind = None
+        if innermost is not None and _is_users_beginning(innermost):
+            # Python checks for signals when a function begins, but not after `a @ b` or `x = y`.
+            # The time is more often that of the work before the call.
+            innermost = innermost.f_back
+        frame = innermost
+        while frame is not None:
+            code = frame.f_code
+            if code is self._entrance:
+                # All frames further inside belong to the jitted call. The user's line is outside.
+                # If a line of the user's is further inside, it is traced.
+                is_waiting = line is None and _KIND_OF_NAME.get(of_jax or "") is WAITING
+                kind, line = WAITING if is_waiting else CALLS, None
+            elif line is None and code.co_filename.startswith("<frozen importlib"):
+                # A module does whatever it likes while it is imported, with operations of JAX, too.
+                kind = PYTHON
+            elif line is None and is_users(code.co_filename) and _has_source(code.co_filename):
+                # Without the function, because a comprehension is a function of its own.
+                line = CallSite(code.co_filename, _line_number(frame))
+            elif line is None and is_jaxs(code.co_filename):
+                # The last assignment counts: the outermost JAX function inside the user's line,
+                # which is the function that the line has called. But whatever reads an array waits
+                # for it, such as `jax.tree.map(float, results)`.
+                of_jax = of_jax if of_jax in _READS else code.co_name
+            frame = frame.f_back
+        line = line or NO_LINE
+        if kind is not None:
+            return kind, line
+        if of_jax is not None:
+            return _KIND_OF_NAME.get(of_jax, OPERATIONS), line
+        if innermost is None or innermost.f_code.co_filename.startswith(OUR_FILES):
+            return PYTHON, line
+        return _kind_of_call(innermost, may_read_locals), line
 
     def function_of(self, kind: str) -> Any:
         """Return the `Tried` of the function that work of a kind belongs to; None for no function.
@@ -158,12 +183,13 @@ class Sampler:
         """Forget what was found since the call under way has begun."""
         begun, found = self._since
         if begun == self.begun:
-            for key, seconds in found.items():
+            # A tick may come during the loop, and add another key.
+            for key, seconds in [*found.items()]:
                 self.places[key] -= seconds
             found.clear()
 
     def _tick(self, frame: types.FrameType, seconds: float) -> None:
-        if self.is_held:
+        if self._stopped is not None:
             return
         self.hold(time.perf_counter())
         place = PYTHON, NO_LINE
@@ -214,51 +240,13 @@ class Sampler:
         # the stack.
         del frames[self._main]
         for ident, frame in frames.items():
-            place = _place_of(frame, self._entrance, may_read_locals=False)
+            place = self.place_of(frame, may_read_locals=False)
             self.others[names.get(ident, str(ident))][place] += 1
 
 
 def _clocks() -> tuple[float, float, float]:
     """Return the time, and the seconds for which this thread and all threads have been running."""
     return time.perf_counter(), time.thread_time(), time.process_time()
-
-
-def _place_of(
-    innermost: types.FrameType | None, entrance: types.CodeType, may_read_locals: bool = True
-) -> Place:
-    line = of_jax = kind = None
-    if innermost is not None and _is_users_beginning(innermost):
-        # Python checks for signals when a function begins, but not after `a @ b` or `x = y`. The
-        # time is more often that of the work before the call.
-        innermost = innermost.f_back
-    frame = innermost
-    while frame is not None:
-        code = frame.f_code
-        if code is entrance:
-            # All frames further inside belong to the jitted call. The user's line is outside.
-            # If a line of the user's is further inside, it is traced.
-            is_waiting = line is None and _KIND_OF_NAME.get(of_jax or "") is WAITING
-            kind, line = WAITING if is_waiting else CALLS, None
-        elif line is None and code.co_filename.startswith("<frozen importlib"):
-            # A module does whatever it likes while it is imported, with operations of JAX, too.
-            kind = PYTHON
-        elif line is None and is_users(code.co_filename) and _has_source(code.co_filename):
-            # Without the function, because a comprehension is a function of its own.
-            line = CallSite(code.co_filename, _line_number(frame))
-        elif line is None and is_jaxs(code.co_filename):
-            # The last assignment counts: the outermost JAX function inside the user's line, which
-            # is the function that the line has called. But whatever reads an array waits for it,
-            # such as `jax.tree.map(float, results)`.
-            of_jax = of_jax if of_jax in _READS else code.co_name
-        frame = frame.f_back
-    line = line or NO_LINE
-    if kind is not None:
-        return kind, line
-    if of_jax is not None:
-        return _KIND_OF_NAME.get(of_jax, OPERATIONS), line
-    if innermost is None or innermost.f_code.co_filename.startswith(OUR_FILES):
-        return PYTHON, line
-    return _kind_of_call(innermost, may_read_locals), line
 
 
 def _is_users_beginning(frame: types.FrameType) -> bool:

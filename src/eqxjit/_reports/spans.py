@@ -9,7 +9,6 @@ all that the mode causes: also the time for which the program waits for results,
 which Equinox slows down the work between calls, because it uses more of the CPU's caches.
 """
 
-import dataclasses
 import itertools
 import statistics
 import time
@@ -49,23 +48,6 @@ _LONG_WORK = 0.005
 _Blocks = list[tuple[float, int]]
 
 
-@dataclasses.dataclass(slots=True)
-class _Call:
-    """A call of the block under way.
-
-    - `function`: the function's `Tried`.
-    - `served_by`: the mode in which it was served, which may not be that of the block.
-    - `begun`, `ended`: when, by the sampler's clock.
-    - `work`: the seconds of Python's work that the samples found after it.
-    """
-
-    function: Any
-    served_by: str
-    begun: float
-    ended: float = 0.0
-    work: float = 0.0
-
-
 class Spans:
     """The spans of the main thread, and the blocks to which they belong.
 
@@ -81,7 +63,8 @@ class Spans:
         self.logs_until = 0.0
         self.overhead = 0.0
         self._sampler, self._functions = sampler, functions
-        # All blocks, by the pair of functions between whose calls their spans lie, then by mode.
+        # A span lies between the calls of two functions. For each such pair of functions and each
+        # mode, the blocks that have such spans.
         self._alike: defaultdict[Hashable, dict[str, _Blocks]] = defaultdict(dict)
         # The seconds that the samples found, by place, and by the function that they belong to or
         # None. Calls and waiting belong to a function. They are counted only in blocks of eqxjit's,
@@ -89,9 +72,8 @@ class Spans:
         self._places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         # When the steady state began, by the sampler's clock.
         self._steady = 0.0
-        # The block under way: when it began, by both clocks, and how many calls it has, if it is
-        # short.
-        self._begun = self._begun_clock = 0.0
+        # When the block under way began, and how many calls it has, if it is short.
+        self._begun = 0.0
         self._n = 0
         # Whether the latest call was the last one of a block of eqxjit's.
         self._is_last = False
@@ -128,8 +110,9 @@ class Spans:
         if self.mode is OURS:
             self._sampler.log.clear()
             return
-        # The call itself.
-        self._sampler.log.pop()
+        # The call itself or, if it has raised an error and isn't logged, the call before it.
+        if self._sampler.log:
+            self._sampler.log.pop()
         self._end_block(None)
         # The short blocks begin again after the next call if it was a comparison, since there are
         # only a few. A program may trace for ever, and a call would be compared each time.
@@ -173,8 +156,7 @@ class Spans:
 
     def _begin(self, mode: str, now: float) -> None:
         self.mode, self._is_last = mode, False
-        self._begun, self._begun_clock = now, self._sampler.clock()
-        self._n = 0
+        self._begun, self._n = now, 0
 
     def _begin_long(self, now: float, seconds: float) -> None:
         """Begin a block of eqxjit's after short blocks that have taken some seconds."""
@@ -194,34 +176,34 @@ class Spans:
             if mode is OURS or function is None:
                 self._places[place, function] += spent
         warm = self._warm_calls()
-        for call in warm:
-            if call.served_by is mode:
-                call.function.times[mode].append(call.ended - call.begun)
+        for called, served_by, begun, ended, _ in warm:
+            if served_by is mode:
+                called.times[mode].append(ended - begun)
         # A block of eqxjit's that has just one call shows only a call that is awaited.
         if next_function is not None and len(warm) > (mode is OURS):
-            self._compare([*warm, _Call(next_function, mode, sampler.clock())])
+            self._compare([*warm, [next_function, mode, sampler.clock(), 0.0, 0.0]])
         sampler.log.clear()
 
-    def _warm_calls(self) -> list[_Call]:
+    def _warm_calls(self) -> list[list[Any]]:
         """Return the logged calls without the first ones of a short block."""
-        calls = [_Call(*row) for row in self._sampler.log]
+        calls = [*self._sampler.log]
         if self.mode is OURS:
             return calls
-        end = self._begun_clock + _SECONDS_COLD
-        n_cold = sum(call.begun < end for call in calls[:_N_COLD])
+        n_cold = sum(begun < calls[0][2] + _SECONDS_COLD for _, _, begun, _, _ in calls[:_N_COLD])
         return calls[n_cold:]
 
-    def _compare(self, calls: list[_Call]) -> None:
-        """Add the spans between these calls to the blocks of the same pairs of functions."""
+    def _compare(self, calls: list[list[Any]]) -> None:
+        """Add the spans between these logged calls to the blocks of the same pairs of functions."""
         found: defaultdict[Hashable, list[float]] = defaultdict(list)
-        for call, after in itertools.pairwise(calls):
-            if self.mode is THEIRS and call.served_by is not THEIRS:
+        pairs = itertools.pairwise(calls)
+        for (function, served_by, begun, ended, work), (after, _, end, *_) in pairs:
+            if self.mode is THEIRS and served_by is not THEIRS:
                 # Equinox can't serve the call.
                 continue
-            seconds = after.begun - call.begun
-            work = min(call.work, after.begun - call.ended)
-            pair = call.function.row, after.function.row
-            found[pair].append(seconds - work if work > _LONG_WORK else seconds)
+            seconds = end - begun
+            work = min(work, end - ended)
+            kept = seconds - work if work > _LONG_WORK else seconds
+            found[function.row, after.row].append(kept)
         for pair, spans in found.items():
             self._alike[pair].setdefault(self.mode, []).append((sum(spans), len(spans)))
 

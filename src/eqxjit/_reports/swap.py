@@ -73,12 +73,12 @@ class Interceptor:
 
     - `swap`: the trial's `Swap`.
     - `ours`: a copy of the wrapper, which shares its compiled programs.
-    - `tried`: what is known of the function; `None` before the first call.
+    - `tried`: the function's `Tried`; `None` before the first call.
     """
 
     def __init__(self, swap: "Swap", ours: Any):
         self.swap, self.ours = swap, ours
-        self.tried: Tried | None = None
+        self.tried: Any = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -96,8 +96,8 @@ class Interceptor:
                 return swap.call(self, args, kwargs, now)
             mode, served = OURS, self.ours
             if spans.mode is THEIRS and thread.is_main:
-                # Do as little as possible before the call, because the work would slow it down: it
-                # uses the caches of the CPU.
+                # Do as little as possible before the call. Any work replaces the call's data in the
+                # caches of the CPU, so the call that is timed would be slower.
                 sampler.hold(now)
                 if not tried.has_traced(self.ours, args, kwargs):
                     return swap.call(self, args, kwargs, now)
@@ -165,8 +165,8 @@ class Swap:
         self.is_steady = False
         self.startup = 0.0
         self.compares = compares
-        # By the function's table of entries. A program may create functions in a loop, and drop
-        # them with their programs.
+        # Each `Tried`, by the function's table of entries. The keys are weak, because a program may
+        # define functions in a loop. When it drops a function, the compiled programs are freed.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
         # The `claims` of all functions.
         self._claims: dict[Any, Any] = {}
@@ -237,7 +237,7 @@ class Swap:
         """Return the seconds by which an interceptor prolongs a call that is only logged."""
         # As in a long block.
         self.spans.mode, self.spans.logs_until = OURS, math.inf
-        # Something of JAX's, which uses the caches of the CPU as the program's calls do. An
+        # Call a function of JAX, which uses the caches of the CPU as the program's calls do. An
         # interceptor that is called alone is several times faster.
         served = functools.partial(jax.device_put, np.float32(0))
         interceptor = Interceptor(self, served)
@@ -278,7 +278,7 @@ class Swap:
             if compared is not None and not tried.is_excluded:
                 self._compare(to, compared, outcome)
             elif thread.traces and outcome.error is None:
-                self._compare_traced(to, args, kwargs, outcome.result)
+                self._compare_traced(to, args, kwargs, outcome)
         finally:
             thread.has_compiled, thread.traces = False, ()
             if is_main:
@@ -295,7 +295,6 @@ class Swap:
         `is_extra` tells whether to compare the call even if enough calls of its kind were compared.
         """
         tried = to.tried
-        assert tried is not None
         awaited = AWAITED if is_extra and self.current.thread.is_main else mode
         if not (tried.n_due > 0 or is_extra or mode is THEIRS):
             return awaited, None
@@ -344,21 +343,19 @@ class Swap:
         `is_spoiled` tells whether the call's time isn't that of a usual call.
         """
         thread = self.current.thread
+        if thread.has_compiled:
+            self.count_as_compiling(tried)
         if thread.traces:
             # The function's own trace ends last, because all others are nested in it.
             tried.add_trace(thread.traces[-1])
-        if not thread.is_main:
+        if thread.has_compiled or not thread.is_main:
             return
-        if thread.has_compiled:
-            self.count_as_compiling(tried)
-        if not self.is_steady:
-            self.is_steady = not thread.has_compiled and outcome.error is None
-            if self.is_steady:
-                begun = self.sampler.begun
-                self.startup += begun
-                self.spans.begin(tried, begun)
-        elif thread.has_compiled or is_spoiled:
-            self.spans.abandon(thread.has_compiled)
+        if self.is_steady and is_spoiled:
+            self.spans.abandon(False)
+        elif not self.is_steady and outcome.error is None:
+            self.is_steady = True
+            self.startup += self.sampler.begun
+            self.spans.begin(tried, self.sampler.begun)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -383,25 +380,22 @@ class Swap:
         is_first = tried.row not in self._compiled_rows
         self._compiled_rows.add(tried.row)
         self._add_compiling(is_first, line, sampler.clock() - sampler.begun)
+        if self.is_steady:
+            self.spans.abandon(True)
 
     def end_compiled(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
         """End a call that was to be only logged, but in which JAX has compiled."""
-        thread, tried = self.current.thread, to.tried
-        assert tried is not None
-        self.count_as_compiling(tried)
-        if thread.is_main:
-            self.spans.abandon(True)
-        if thread.traces:
-            tried.add_trace(thread.traces[-1])
-            self._compare_traced(to, args, kwargs, result)
+        outcome = Outcome(result, None)
+        self._account(to.tried, outcome, False)
+        if self.current.thread.traces:
+            self._compare_traced(to, args, kwargs, outcome)
 
-    def _compare_traced(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
+    def _compare_traced(self, to: Interceptor, args: Any, kwargs: Any, outcome: Outcome) -> None:
         """Compare a call that was to be served as usual, but turned out to trace.
 
         If the function donates, the arguments are gone, so the next calls are compared instead.
         """
         thread, tried = self.current.thread, to.tried
-        assert tried is not None
         tried.n_due = N_FIRST
         if tried.donates or not self._may_compare(tried):
             return
@@ -410,7 +404,7 @@ class Swap:
         try:
             parts = tried.parts_of(args, kwargs)
             if parts is not None:
-                self._compare(to, parts, Outcome(result, None))
+                self._compare(to, parts, outcome)
         finally:
             if thread.is_main:
                 self.sampler.release(time.perf_counter())
@@ -422,7 +416,6 @@ class Swap:
 
     def _compare(self, to: Interceptor, parts: Parts, ours: Outcome) -> None:
         thread, tried = self.current.thread, to.tried
-        assert tried is not None
         begun, compiling = time.perf_counter(), thread.compiling
         tried.compare(to.ours, to.theirs, parts, ours)
         self._comparing += time.perf_counter() - begun - (thread.compiling - compiling)
@@ -458,7 +451,7 @@ class Swap:
         """Count the seconds of a compilation as start-up, or as a line's if it isn't the first."""
         if is_first:
             self.startup += seconds
-            self.sampler.leave_out(seconds)
+            self.sampler.offset += seconds
         else:
             self.sampler.add((COMPILING, line), None, seconds)
 

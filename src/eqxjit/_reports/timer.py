@@ -17,8 +17,9 @@ from typing import Any
 # sleep deeply.
 _INTERVALS = 1e-3, 3e-3
 
-# The intervals grow to this many times their length in as many seconds. On a virtual machine a tick
-# costs up to 0.1 ms, and a long run has enough of them.
+# After one second, the intervals are twice as long as at first, after two seconds three times, and
+# so on, but at most this many times. A long run has enough ticks, and on a virtual machine a tick
+# costs up to 0.1 ms.
 _LONGEST = 5.0
 
 # The functions that show or set alarms, or wait for any signal, with the first argument for which

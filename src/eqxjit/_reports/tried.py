@@ -100,7 +100,7 @@ class Tried:
     - `options`: the options of its `filter_jit`.
     - `claims`: for each key by which Equinox finds a program, the first compared call: its spec,
         and its static objects. All functions of a trial share it.
-    - `effects`: why no more calls are compared after one was; empty if there is no reason.
+    - `effects`: why at most one call is compared; empty if there is no reason.
     - `is_excluded`: whether no call may run under Equinox.
     - `was_traced`: whether eqxjit traced the function before the trial.
     - `calls`: how often the function was called.
@@ -204,8 +204,7 @@ class Tried:
     def has_traced(self, ours: Any, args: Any, kwargs: Any) -> bool:
         """Return whether Equinox may serve a call, because it has traced one that is like it.
 
-        `ours` is the function's wrapper. This must be fast, because it slows down the call that
-        follows: it uses the caches of the CPU.
+        `ours` is the function's wrapper. `Interceptor` tells why this must be fast.
         """
         found = _match(ours, args, kwargs) if self.is_right else None
         if found is None:
