@@ -283,6 +283,19 @@ def test_there_is_no_advice_on_what_the_trial_itself_waits_for():
     assert "read results later" not in str(trial)
 
 
+def test_the_figures_are_complete_whenever_the_trial_ends():
+    double, ended = eqxjit.filter_jit(lambda x: 2 * x), []
+    for n in range(15):
+        with eqxjit.trial() as trial:
+            double(X), double(X)
+            end = time.monotonic() + 0.005 * n
+            while time.monotonic() < end:
+                double(X)
+        ended.append((trial, trial.seconds))
+    # Some of them have ended while Equinox served calls.
+    assert [trial.seconds for trial, _ in ended] == [seconds for _, seconds in ended]
+
+
 def test_a_short_program_is_timed():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:

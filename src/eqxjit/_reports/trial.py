@@ -15,16 +15,7 @@ from .._html import block, page, paragraph, table
 from .._places import CallSite
 from .._text import suppressed
 from .report import show
-from .sampler import (
-    CALLS,
-    COMPILING,
-    KINDS,
-    MOVING,
-    NO_LINE,
-    OPERATIONS,
-    PYTHON,
-    WAITING,
-)
+from .sampler import CALLS, COMPILING, KINDS, MOVING, NO_LINE, OPERATIONS, PYTHON, WAITING
 from .spans import AWAITED, OURS, THEIRS
 from .swap import Swap
 from .tried import Tried
