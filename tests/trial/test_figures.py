@@ -334,12 +334,14 @@ def test_later_calls_are_compared_at_random():
     assert row.compared > 3
 
 
-@pytest.mark.parametrize("n", [8, 3000])
-def test_a_single_call_of_a_new_structure_is_compared(n):
+# After 300 calls, Equinox usually serves the next one.
+@pytest.mark.parametrize("n", [8, 300, 3000])
+@pytest.mark.parametrize("usual", [None, jnp.ones(1)], ids=["structure", "shape"])
+def test_a_single_call_of_a_new_structure_or_shape_is_compared(n, usual):
     traces = []
 
     def step(x, y):
-        if y is None:
+        if y is None or len(y) == 1:
             return x
         traces.append(1)
         return x + (len(traces) == 1)
@@ -347,7 +349,7 @@ def test_a_single_call_of_a_new_structure_is_compared(n):
     jitted = eqxjit.filter_jit(step)
     with eqxjit.trial() as trial:
         for _ in range(n):
-            jitted(X, None)
+            jitted(X, usual)
         jitted(X, X)
     [row] = trial.functions
     assert row.is_wrong

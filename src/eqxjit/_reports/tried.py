@@ -220,14 +220,13 @@ class Tried:
         """Return whether Equinox traces a call, or has traced another that is really the same.
 
         Equinox serves all calls with equal keys by what it has traced for the first of them. It
-        fills in defaults, passes by position what it can, and compares static objects by `==`.
+        passes by position what it can, and compares static objects by `==`.
         """
         function = ours._function
         # If this fails, Equinox can't serve the call either, and raises a similar error.
         with suppressed:
             args, kwargs = parts.arguments()
             bound = inspect.signature(ours.__wrapped__).bind(*args, **kwargs)
-            bound.apply_defaults()
             leaves, treedef = jax.tree.flatten((ours.__wrapped__, bound.args, bound.kwargs))
             arrays = [leaf for leaf in leaves if is_array(leaf)]
             others = [leaf for leaf in leaves if not is_array(leaf)]
