@@ -422,14 +422,14 @@ _USERS_NAMES = {
 }
 
 # The values of JAX's settings in the key of its trace cache, and the names of these settings. JAX
-# 0.8 doesn't have the names.
-_trace_context = _private("jax._src.config:trace_context", tuple)
+# 0.8 doesn't have the names. The fallback is that all calls seem to have the same settings.
+trace_context = _private("jax._src.config:trace_context", tuple)
 _trace_context_names = _private("jax._src.config:trace_context_names", tuple)
 
 
 def trace_configuration() -> dict[str, Any]:
     """Return the value of each setting of JAX that programs depend on, by the setting's name."""
-    values = _trace_context()
+    values = trace_context()
     names = _trace_context_names() or [f"setting {i} of JAX" for i in range(len(values))]
     pairs = zip(names, values, strict=False)
     return {_USERS_NAMES.get(name, name): value for name, value in pairs}

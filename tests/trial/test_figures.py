@@ -464,8 +464,52 @@ def test_no_call_is_served_with_a_trace_for_an_equal_value(values, is_field, com
             assert step(jnp.float32(1.0), given[0]) == 2.0
             assert step(jnp.float32(1.0), given[1]) == 3.0
     assert not trial.is_wrong
-    # Equinox serves the calls that it has traced.
-    assert trial.functions[0].seconds_equinox > 0
+
+
+@pytest.mark.parametrize("others", [np.zeros(3, np.float32), jnp.zeros(3)])
+def test_no_call_is_served_with_a_trace_under_different_settings(others):
+    @eqxjit.filter_jit
+    def step(x, n):
+        return x * (2 if n is True else 3)
+
+    zeros = jnp.zeros(3)
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            step(others, 1)
+        for _ in range(5):
+            step(zeros, True)
+        with jax.default_matmul_precision("float32"):
+            for _ in range(5):
+                step(zeros, True)
+            end = time.monotonic() + 0.3
+            while time.monotonic() < end:
+                assert float(step(X, 1)[0]) == 3.0
+    assert not trial.is_wrong
+
+
+def test_a_builtin_function_without_a_signature_runs_as_without_a_trial():
+    with eqxjit.trial() as trial:
+        assert eqxjit.filter_jit(max)(3, 4) == 4
+    [row] = trial.functions
+    assert "can't wrap it" in row.verdict
+
+
+def test_an_error_of_max_traces_is_no_difference():
+    jitted = eqxjit.filter_jit(lambda x, n: x + n, max_traces=1)
+    with eqxjit.trial() as trial:
+        jitted(X, 1)
+        with pytest.raises(eqxjit.TooManyTracesError):
+            jitted(X, 2)
+    assert trial.functions[0].differences == []
+
+
+def test_a_new_nan_is_no_reason_to_compile_in_the_steady_state():
+    jitted = eqxjit.filter_jit(lambda x, n: x + n)
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            jitted(X, float("nan"))
+    assert share_of(trial, "tracing and compiling") == 0
 
 
 def test_wrappers_that_the_garbage_collector_no_longer_lists_are_tried():

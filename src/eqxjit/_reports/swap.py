@@ -417,7 +417,13 @@ class Swap:
     def _compare(self, to: Interceptor, parts: Parts, ours: Outcome) -> None:
         thread, tried = self.current.thread, to.tried
         begun, compiling = time.perf_counter(), thread.compiling
-        tried.compare(to.ours, to.theirs, parts, ours)
+        try:
+            theirs = to.theirs
+        except Exception as error:
+            # The function has no signature, for example, as some builtin functions.
+            tried.effects, tried.is_excluded = f"Equinox can't wrap it: {error}", True
+            return
+        tried.compare(to.ours, theirs, parts, ours)
         self._comparing += time.perf_counter() - begun - (thread.compiling - compiling)
 
     # --- What JAX compiles --------------------------------------------------------------------

@@ -22,6 +22,7 @@ from .._compat import (
     calls_users_python,
     changes_something,
     native,
+    trace_context,
     upstream_filter_jit,
 )
 from .._core.slow import bind_and_split
@@ -169,7 +170,7 @@ class Tried:
     @property
     def is_right(self) -> bool:
         """True if Equinox may serve the calls that it has traced."""
-        return bool(self.traced) and not (self.is_excluded or self.is_wrong)
+        return bool(self.traced) and not (self.is_excluded or self.known or self.is_wrong)
 
     def parts_of(self, args: Any, kwargs: Any) -> Parts | None:
         """Return the parts of a call; None if the call may not run under Equinox."""
@@ -230,7 +231,9 @@ class Tried:
             leaves, treedef = jax.tree.flatten((ours.__wrapped__, bound.args, bound.kwargs))
             arrays = [leaf for leaf in leaves if is_array(leaf)]
             others = [leaf for leaf in leaves if not is_array(leaf)]
-            key = function.key[:2], treedef, *_avals(arrays), *others
+            # For JAX, a NumPy array has the same aval as an array of JAX.
+            avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in arrays]
+            key = function.key[:2], trace_context(), treedef, *avals, *others
             call = (function.spec, parts.spec), (*parts.statics, *function.statics)
             spec, statics = self.claims.setdefault(key, call)
             return spec == call[0] and all(map(_may_replace, call[1], statics))
@@ -325,7 +328,7 @@ class Tried:
 
 
 def _match(ours: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any], Sequence[Any]] | None:
-    """Return the entry of a call, the avals of its arrays, and its static objects.
+    """Return the entry of a call, the avals of its arrays after JAX's settings, and its statics.
 
     The function's own arrays and static objects are among them. `None` if the entry has no fast
     path or, without C, if there is no entry.
@@ -339,7 +342,11 @@ def _match(ours: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any], Sequence[
             bound = bind_and_split(function, args, kwargs)
             entry = function.table.entries.get(bound.spec)
             arrays, statics = (*bound.arrays, *ours._handler.fun_arrays), bound.statics
-        return entry and (entry, _avals(arrays), (*statics, *function.statics))
+        return entry and (
+            entry,
+            [trace_context(), *_avals(arrays)],
+            (*statics, *function.statics),
+        )
     return None
 
 
@@ -377,7 +384,8 @@ def _may_replace(a: Any, b: Any) -> bool:
     if type(a) is type(b) and dataclasses.is_dataclass(a) and hasattr(a, "__dict__"):
         # All attributes count, because the `==` of the class may leave out some.
         a, b = tuple(vars(a).items()), tuple(vars(b).items())
-    return interchangeable(a, b)
+    # For Equinox, each NaN is a different static object.
+    return interchangeable(a, b) and bool(a == b)
 
 
 def renewed(fun: Any) -> Any:
