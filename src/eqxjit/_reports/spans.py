@@ -231,7 +231,9 @@ class Spans:
                 factor += function.n_short / max(1, function.n_ours)
                 if place[0] is CALLS and function.times[OURS]:
                     call = statistics.median(function.times[OURS])
-                    factor *= call / (call + self.overhead)
+                    # The samples find about half of the overhead in the call. The rest counts as
+                    # Python, because Python notices the timer only after the call.
+                    factor *= call / (call + self.overhead / 2)
             found[place] += max(0.0, spent) * factor
         return found
 
