@@ -324,7 +324,7 @@ def test_a_long_trace_does_not_keep_calls_from_being_timed():
     assert row.seconds_equinox > row.seconds_eqxjit > 0
 
 
-def test_later_calls_are_compared_at_random():
+def test_later_calls_are_compared_now_and_then():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     with eqxjit.trial() as trial:
         end = time.monotonic() + 0.5
@@ -464,6 +464,55 @@ def test_no_call_is_served_with_a_trace_for_an_equal_value(values, is_field, com
             assert step(jnp.float32(1.0), given[0]) == 2.0
             assert step(jnp.float32(1.0), given[1]) == 3.0
     assert not trial.is_wrong
+
+
+def test_no_call_is_served_with_a_zero_of_the_other_sign():
+    for _ in range(5):
+        jitted = eqxjit.filter_jit(lambda x, zero: (x, math.copysign(1.0, zero)))
+        jitted(X, 0.0), jitted(X, -0.0)
+        with eqxjit.trial() as trial:
+            # So few calls that Equinox still serves the first block.
+            for _ in range(300):
+                jitted(X, 0.0)
+            assert jitted(X, -0.0)[1] == -1.0
+        assert not trial.is_wrong
+
+
+def test_a_numpy_array_is_not_served_with_what_was_traced_for_an_equal_value():
+    @eqxjit.filter_jit
+    def step(x, n):
+        return x * (2 if n is True else 3)
+
+    zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            step(jnp.zeros(3), 1)
+        for _ in range(5):
+            step(zeros, True)
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            assert float(step(ones, True)[0]) == 2.0
+    assert not trial.is_wrong
+
+
+def test_after_a_known_difference_equinox_serves_no_call():
+    @eqxjit.filter_jit
+    def step(x, n):
+        return x * (2 if n is True else 3)
+
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            step(X, 1)
+        # The page on trials names such programs: Equinox now traces `True` first.
+        jax.clear_caches()
+        for _ in range(5):
+            step(X, True)
+        begun = time.monotonic()
+        while time.monotonic() < begun + 1:
+            right = float(step(X, 1)[0]) == 3.0
+            assert right or time.monotonic() < begun + 0.8
+    assert not trial.is_wrong
+    assert trial.functions[0].verdict.endswith("a known difference")
 
 
 @pytest.mark.parametrize("others", [np.zeros(3, np.float32), jnp.zeros(3)])

@@ -208,9 +208,9 @@ class Tried:
         `ours` is the function's wrapper. `Interceptor` tells why this must be fast.
         """
         found = _match(ours, args, kwargs) if self.is_right else None
-        if found is None:
-            return False
-        entry, avals, statics = found
+        return found is not None and self._has_traced(*found)
+
+    def _has_traced(self, entry: Any, avals: list[Any], statics: Sequence[Any]) -> bool:
         return any(
             # For static objects that are only equal, Equinox would return those that it has traced.
             avals == known_avals and all(map(_may_replace, statics, known_statics))
@@ -229,10 +229,8 @@ class Tried:
             args, kwargs = parts.arguments()
             bound = inspect.signature(ours.__wrapped__).bind(*args, **kwargs)
             leaves, treedef = jax.tree.flatten((ours.__wrapped__, bound.args, bound.kwargs))
-            arrays = [leaf for leaf in leaves if is_array(leaf)]
+            avals = _avals([leaf for leaf in leaves if is_array(leaf)])
             others = [leaf for leaf in leaves if not is_array(leaf)]
-            # For JAX, a NumPy array has the same aval as an array of JAX.
-            avals = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in arrays]
             key = function.key[:2], trace_context(), treedef, *avals, *others
             call = (function.spec, parts.spec), (*parts.statics, *function.statics)
             spec, statics = self.claims.setdefault(key, call)
@@ -302,8 +300,9 @@ class Tried:
                 self.known = f"{found[0]}: {why}"
                 return
         elif is_its_own and of_equinox.error is None:
-            entry, avals, statics = _match(wrapper, *parts.arguments()) or (None, [], ())
-            if entry is not None and not self.has_traced(wrapper, *parts.arguments()):
+            matched = _match(wrapper, *parts.arguments())
+            if matched is not None and not self._has_traced(*matched):
+                entry, avals, statics = matched
                 self.traced.setdefault(entry, []).append((avals, statics))
         for each in found[:10]:
             self.unequal.setdefault(each.path, each)
@@ -351,7 +350,8 @@ def _match(ours: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any], Sequence[
 
 
 def _avals(arrays: Sequence[Any]) -> list[Any]:
-    return [x.aval if type(x) is ArrayImpl else (x.shape, x.dtype) for x in arrays]
+    # `jax.typeof` gives NumPy arrays the avals that JAX traces for them, but it is slower.
+    return [x.aval if type(x) is ArrayImpl else jax.typeof(x) for x in arrays]
 
 
 def tried_of(ours: Any, claims: dict[Any, Any]) -> Tried:
