@@ -10,10 +10,11 @@ which Equinox slows down the work between calls, because it uses more of the CPU
 """
 
 import itertools
+import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from .sampler import CALLS, Place, Sampler
@@ -54,15 +55,24 @@ class Spans:
     - `mode`: the mode of the block under way.
     - `logs_until`: the time until which calls are served by the block's mode, and only logged and
         counted, unless they need a closer look. `begin_call` decides about all calls after it.
-    - `overhead`: the seconds by which the trial prolongs each call that is only logged.
     """
 
-    def __init__(self, sampler: Sampler, functions: Sequence[Any]):
-        """`functions` are the `Tried` of all functions, of which there may be more and more."""
+    def __init__(
+        self,
+        sampler: Sampler,
+        functions: Sequence[Any],
+        measure_overhead: Callable[[], float],
+    ):
+        """`functions` are the `Tried` of all functions, of which there may be more and more.
+
+        `measure_overhead` returns the seconds by which the trial prolongs a call that is only
+        logged, as it is now.
+        """
         self.mode = OURS
         self.logs_until = 0.0
-        self.overhead = 0.0
         self._sampler, self._functions = sampler, functions
+        self._measure_overhead = measure_overhead
+        self._overheads: list[float] = []
         # A span lies between the calls of two functions. For each such pair of functions and each
         # mode, the blocks that have such spans.
         self._alike: defaultdict[Hashable, dict[str, _Blocks]] = defaultdict(dict)
@@ -148,7 +158,11 @@ class Spans:
             return
         mode = AWAITED
         if self.mode is OURS:
-            self._short_begun = now
+            # Measure now and then, because a virtual machine may change its speed.
+            self.logs_until = math.inf
+            self._overheads.append(self._measure_overhead())
+            self._sampler.log.clear()
+            now = self._short_begun = time.perf_counter()
             # Equinox can serve calls only of functions whose results are the same.
             mode = THEIRS if any(each.is_right for each in self._functions) else AWAITED
         self.logs_until = now + _MIN_SECONDS if mode is THEIRS else 0.0
@@ -208,6 +222,11 @@ class Spans:
             self._alike[pair].setdefault(self.mode, []).append((sum(spans), len(spans)))
 
     # --- Figures ------------------------------------------------------------------------------
+
+    @property
+    def overhead(self) -> float:
+        """The seconds by which the trial prolongs each call that is only logged."""
+        return max(0.0, statistics.fmean(self._overheads or [0.0]))
 
     @property
     def seconds(self) -> float:

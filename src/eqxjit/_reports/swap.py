@@ -9,7 +9,6 @@ import contextlib
 import copy
 import functools
 import gc
-import math
 import statistics
 import sys
 import threading
@@ -40,6 +39,9 @@ _FEW_SECONDS, _SMALL_PART = 0.5, 0.25
 # Only the main thread has spans. In any other thread, and before the first warm call, one call in
 # this many is compared, except while calls are only logged.
 _ONE_IN = 50
+
+# How often calls with and without an interceptor are timed before each pair of short blocks.
+_N_PAIRS = 40
 
 
 class _Thread:
@@ -161,7 +163,7 @@ class Swap:
         self.current = _Current()
         self.current.thread.is_main = True
         self.sampler = Sampler(Interceptor.__call__.__code__)
-        self.spans = Spans(self.sampler, self.functions)
+        self.spans = Spans(self.sampler, self.functions, self._measure_overhead)
         self.is_steady = False
         self.startup = 0.0
         self.compares = compares
@@ -216,9 +218,6 @@ class Swap:
                     _set_interceptor(wrapper, interceptor)
             # Free the copies of the wrappers. Otherwise a later trial would intercept them, too.
             self._intercepted.clear()
-            # Only now, because JAX must not be used before the program has set it up.
-            if self.is_steady:
-                self.spans.overhead = self._overhead()
 
     def _intercept(self, wrapper: Any) -> None:
         self.current.thread.is_copying = True
@@ -233,10 +232,8 @@ class Swap:
         intercepted[key] = ref, interceptor
         _set_interceptor(wrapper, interceptor)
 
-    def _overhead(self) -> float:
+    def _measure_overhead(self) -> float:
         """Return the seconds by which an interceptor prolongs a call that is only logged."""
-        # As in a long block.
-        self.spans.mode, self.spans.logs_until = OURS, math.inf
         # Call a function of JAX, which uses the caches of the CPU as the program's calls do. An
         # interceptor that is called alone is several times faster.
         served = functools.partial(jax.device_put, np.float32(0))
@@ -246,15 +243,18 @@ class Swap:
         longer = list[float]()
         # The program may have forbidden transfers.
         with suppressed:
-            for _ in range(250):
+            for _ in range(_N_PAIRS):
                 seconds = list[float]()
                 for called in (served, interceptor):
                     _set_interceptor(wrapper, called)
+                    # Otherwise the call would count as a nested one.
+                    self.current.thread.is_inside = False
                     begun = time.perf_counter()
                     wrapper()
                     seconds.append(time.perf_counter() - begun)
                 longer.append(seconds[1] - seconds[0])
-        return max(0.0, statistics.median(longer or [0.0]))
+        self.current.thread.is_inside = True
+        return statistics.median(longer or [0.0])
 
     # --- A call -------------------------------------------------------------------------------
 
