@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -30,7 +31,7 @@ from .._places import CallSite, trim
 from .._text import comes_from_signal_handler, suppressed
 from .sampler import COMPILING, Sampler
 from .spans import AWAITED, OURS, THEIRS, Spans
-from .tried import N_FIRST, Outcome, Parts, Tried, nested, renewed, tried_of, upstream
+from .tried import N_FIRST, Outcome, Parts, Tried, comparing, renewed, tried_of, upstream
 
 # After a function's first comparison, there are others only while all comparisons together have
 # taken less than this many seconds, or less than this part of the program's time.
@@ -133,10 +134,16 @@ class Interceptor:
         """The function that serves a call inside another jitted function."""
         # While Equinox traces a function to compare its results, a fault of eqxjit in a nested
         # function would be in both results.
-        if nested.mode is OURS or type(self.ours) is not JitFunction:
+        if comparing.nested_mode is OURS or type(self.ours) is not JitFunction:
             return self.ours
-        if nested.mode is THEIRS:
-            return self.theirs
+        return self._theirs_nested if comparing.nested_mode is THEIRS else self._new_theirs()
+
+    @functools.cached_property
+    def _theirs_nested(self) -> Any:
+        """Serves nested calls, which must not decide what `theirs` traces for an equal value."""
+        return self._new_theirs()
+
+    def _new_theirs(self) -> Any:
         return upstream(renewed(self.ours.__wrapped__), self.ours._function.options)
 
     @functools.cached_property
@@ -170,8 +177,6 @@ class Swap:
         # Each `Tried`, by the function's table of entries. The keys are weak, because a program may
         # define functions in a loop. When it drops a function, the compiled programs are freed.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
-        # The `claims` of all functions.
-        self._claims: dict[Any, Any] = {}
         # The rows of the functions that were compiled before.
         self._compiled_rows: set[Any] = set()
         # The lines for whose operations JAX has compiled something, with the number of calls before
@@ -187,6 +192,8 @@ class Swap:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Intercept the calls of all wrappers, existing and new ones."""
+        # Have Equinox trace all functions again, those of an earlier trial included.
+        eqx.clear_caches()
         make = JitFunction.__init__
 
         def init(wrapper: Any, function: Any, arrays: Any) -> None:
@@ -361,7 +368,7 @@ class Swap:
         table = ours._function.table
         tried = self._by_table.get(table)
         if tried is None:
-            tried = self._by_table[table] = tried_of(ours, self._claims)
+            tried = self._by_table[table] = tried_of(ours)
             if not self.compares:
                 tried.n_due, tried.is_excluded = 0, True
             self.functions.append(tried)
@@ -438,6 +445,7 @@ class Swap:
         seconds -= sum([spent for end, spent in thread.phases if end > now - seconds])
         thread.phases.append((now, seconds))
         thread.compiling += seconds
+        comparing.n_traces += phase == TRACING
         sampler = self.sampler
         if thread.is_inside:
             thread.has_compiled = True

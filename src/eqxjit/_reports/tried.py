@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import io
 import random
 import sys
@@ -31,7 +30,7 @@ from .._diagnostics import waiting
 from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
 from .._spec.static_key import interchangeable
-from .._spec.tree import combine, is_array, split
+from .._spec.tree import combine, split
 from .._text import comes_from_signal_handler, suppressed
 from .comparison import Unequal, compare, compare_errors
 from .spans import AWAITED, OURS, THEIRS
@@ -54,16 +53,19 @@ _STATEFUL = np.random.Generator, np.random.RandomState, random.Random, io.IOBase
 ANEW = "anew"
 
 
-class _Nested(threading.local):
-    """Tells who serves the jitted functions that are called inside another jitted function.
+class _Comparison(threading.local):
+    """The comparison that runs in a thread.
 
-    - `mode`: `THEIRS` or `ANEW` while a call runs under Equinox to be compared, else `OURS`.
+    - `nested_mode`: tells who serves the jitted functions that are called inside another jitted
+        function: `THEIRS` or `ANEW` while a call runs under Equinox to be compared, else `OURS`.
+    - `n_traces`: how many functions JAX has traced so far, without those within another trace.
     """
 
-    mode = OURS
+    nested_mode = OURS
+    n_traces = 0
 
 
-nested = _Nested()
+comparing = _Comparison()
 
 
 class Parts(NamedTuple):
@@ -99,8 +101,6 @@ class Tried:
 
     - `name`, `site`: the function's name, and where it is defined.
     - `options`: the options of its `filter_jit`.
-    - `claims`: for each key by which Equinox finds a program, the first compared call: its spec,
-        and its static objects. All functions of a trial share it.
     - `effects`: why at most one call is compared; empty if there is no reason.
     - `is_excluded`: whether no call may run under Equinox.
     - `was_traced`: whether eqxjit traced the function before the trial.
@@ -111,8 +111,8 @@ class Tried:
         compared often enough. Zero or negative if no call is.
     - `compared`: how many calls were compared.
     - `by_kind`: how many calls of each kind were compared.
-    - `traced`: the avals and the static objects of calls for which Equinox's results were the same,
-        by their entries.
+    - `traced`: the avals and the static objects of calls for which Equinox has traced the function,
+        with the same results, by their entries.
     - `unequal`: the first difference found at each path.
     - `known`: a documented difference, or why the comparison gave no result; empty if there is
         neither.
@@ -123,7 +123,6 @@ class Tried:
     name: str
     site: CallSite | None
     options: Any
-    claims: dict[Any, Any] = dataclasses.field(default_factory=dict)
     effects: str = ""
     is_excluded: bool = False
     was_traced: bool = False
@@ -208,34 +207,14 @@ class Tried:
         `ours` is the function's wrapper. `Interceptor` tells why this must be fast.
         """
         found = _match(ours, args, kwargs) if self.is_right else None
-        return found is not None and self._has_traced(*found)
-
-    def _has_traced(self, entry: Any, avals: list[Any], statics: Sequence[Any]) -> bool:
+        if found is None:
+            return False
+        entry, avals, statics = found
         return any(
             # For static objects that are only equal, Equinox would return those that it has traced.
             avals == known_avals and all(map(_may_replace, statics, known_statics))
             for known_avals, known_statics in self.traced.get(entry, ())
         )
-
-    def _claim(self, ours: Any, parts: Parts) -> bool:
-        """Return whether Equinox traces a call, or has traced another that is really the same.
-
-        Equinox serves all calls with equal keys by what it has traced for the first of them. It
-        passes by position what it can, and compares static objects by `==`.
-        """
-        function = ours._function
-        # If this fails, Equinox can't serve the call either, and raises a similar error.
-        with suppressed:
-            args, kwargs = parts.arguments()
-            bound = inspect.signature(ours.__wrapped__).bind(*args, **kwargs)
-            leaves, treedef = jax.tree.flatten((ours.__wrapped__, bound.args, bound.kwargs))
-            avals = _avals([leaf for leaf in leaves if is_array(leaf)])
-            others = [leaf for leaf in leaves if not is_array(leaf)]
-            key = function.key[:2], trace_context(), treedef, *avals, *others
-            call = (function.spec, parts.spec), (*parts.statics, *function.statics)
-            spec, statics = self.claims.setdefault(key, call)
-            return spec == call[0] and all(map(_may_replace, call[1], statics))
-        return False
 
     def kept(self, parts: Parts) -> Parts | None:
         """Return the parts with arrays that outlive the call; None if arrays can't be copied."""
@@ -277,8 +256,10 @@ class Tried:
     def _compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
         self.compared += 1
         self.by_kind[parts.kind] += 1
-        is_its_own = self._claim(wrapper, parts)
+        n_traces = comparing.n_traces
         of_equinox = self._run(theirs, parts, THEIRS)
+        # If not, Equinox has used a trace of a call with the same key, maybe with an equal value.
+        is_traced = comparing.n_traces > n_traces
         found = _differences(ours, of_equinox)
         if any(each.rounding is None for each in found):
             # Equinox may have returned static objects that it has traced for equal ones.
@@ -299,9 +280,9 @@ class Tried:
                 why = f"it was traced {when}, and a new trace gives a different result"
                 self.known = f"{found[0]}: {why}"
                 return
-        elif is_its_own and of_equinox.error is None:
+        elif is_traced and of_equinox.error is None:
             matched = _match(wrapper, *parts.arguments())
-            if matched is not None and not self._has_traced(*matched):
+            if matched is not None:
                 entry, avals, statics = matched
                 self.traced.setdefault(entry, []).append((avals, statics))
         for each in found[:10]:
@@ -310,7 +291,7 @@ class Tried:
     def _run(self, served: Any, parts: Parts, nested_mode: str) -> Outcome:
         args, kwargs = parts._replace(arrays=self.copied(parts.arrays)).arguments()
         sys.stdout = muted = _Muted(_current(sys.stdout))
-        nested.mode = nested_mode
+        comparing.nested_mode = nested_mode
         try:
             return Outcome(served(*args, **kwargs), None)
         except Exception as error:
@@ -318,7 +299,7 @@ class Tried:
                 raise
             return Outcome(None, error)
         finally:
-            nested.mode = OURS
+            comparing.nested_mode = OURS
             muted.is_on = False
             if sys.stdout is muted:
                 sys.stdout = _current(muted)
@@ -354,10 +335,10 @@ def _avals(arrays: Sequence[Any]) -> list[Any]:
     return [x.aval if type(x) is ArrayImpl else jax.typeof(x) for x in arrays]
 
 
-def tried_of(ours: Any, claims: dict[Any, Any]) -> Tried:
+def tried_of(ours: Any) -> Tried:
     """Return a new `Tried` for the function of one of our wrappers."""
     function, fun = ours._function, ours.__wrapped__
-    tried = Tried(function.signature.label, place_of(fun).site, function.options, claims)
+    tried = Tried(function.signature.label, place_of(fun).site, function.options)
     for trace in ours.traces():
         tried.note_effects(trace)
     tried.was_traced = ours.cache_info().traces > 0
