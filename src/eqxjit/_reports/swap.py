@@ -428,7 +428,7 @@ class Swap:
             theirs = to.theirs
         except Exception as error:
             # The function has no signature, for example, as some builtin functions.
-            tried.effects, tried.is_excluded = f"Equinox can't wrap it: {error}", True
+            tried.exclude(f"Equinox can't wrap it: {error}")
             return
         tried.compare(to.ours, theirs, parts, ours)
         self._comparing += time.perf_counter() - begun - (thread.compiling - compiling)

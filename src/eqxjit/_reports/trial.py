@@ -75,11 +75,8 @@ class TrialFunction(NamedTuple):
     @property
     def verdict(self) -> str:
         """The outcome of the comparison in a few words."""
-        is_unclear = self.effects in self.differences and not self.is_wrong
-        if self.effects and (not self.compared or is_unclear):
-            return f"not compared: {self.effects}"
         if not self.compared:
-            return "not compared"
+            return f"not compared: {self.effects}" if self.effects else "not compared"
         calls = "1 call" if self.compared == 1 else f"{self.compared:,} calls"
         if self.is_wrong:
             found = "DIFFERENT"
@@ -307,10 +304,7 @@ def _row(group: Sequence[Tried]) -> TrialFunction:
         times = [seconds for tried in group for seconds in tried.times[mode]]
         medians.append(statistics.median(times or [float("nan")]))
     unequal = {path: each for tried in group for path, each in tried.unequal.items()}
-    differences = [str(each) for each in unequal.values()]
-    for known in dict.fromkeys(tried.known for tried in group if tried.known):
-        is_effect = any(known == tried.effects for tried in group)
-        differences.append(known if is_effect else f"{_KNOWN}{known}")
+    known = dict.fromkeys(tried.known for tried in group if tried.known)
     return TrialFunction(
         function=group[0].name,
         site=group[0].site,
@@ -319,7 +313,7 @@ def _row(group: Sequence[Tried]) -> TrialFunction:
         seconds_eqxjit=medians[1],
         seconds_ready=medians[2],
         compared=sum(tried.compared for tried in group),
-        differences=differences,
+        differences=[*map(str, unequal.values()), *[f"{_KNOWN}{each}" for each in known]],
         effects=next((tried.effects for tried in group if tried.effects), ""),
         is_wrong=any(tried.is_wrong for tried in group),
         rounding=max([each.rounding or 0.0 for each in unequal.values()], default=0.0),

@@ -109,13 +109,11 @@ class Tried:
         blocks.
     - `n_due`: how many of the next calls are examined, because their kind may not have been
         compared often enough. Zero or negative if no call is.
-    - `compared`: how many calls were compared.
     - `by_kind`: how many calls of each kind were compared.
     - `traced`: the avals and the static objects of calls for which Equinox has traced the function,
         with the same results, by their entries.
     - `unequal`: the first difference found at each path.
-    - `known`: a documented difference, or why the comparison gave no result; empty if there is
-        neither.
+    - `known`: a documented difference; empty if there is none.
     - `traces`: eqxjit's traces of the function during the trial.
     - `times`: the seconds of the latest timed calls, by mode.
     """
@@ -130,7 +128,6 @@ class Tried:
     n_ours: int = 0
     n_short: int = 0
     n_due: int = N_FIRST
-    compared: int = 0
     by_kind: Counter[Any] = dataclasses.field(default_factory=Counter)
     traced: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
     unequal: dict[str, Unequal] = dataclasses.field(default_factory=dict)
@@ -145,6 +142,11 @@ class Tried:
         Functions of one definition, such as those that an outer function defines, share a row.
         """
         return (self.name, self.site) if self.site else self
+
+    @property
+    def compared(self) -> int:
+        """How many calls were compared."""
+        return self.by_kind.total()
 
     @property
     def least(self) -> float:
@@ -183,11 +185,15 @@ class Tried:
                 return Parts(spec, arrays, statics, (spec, tuple(_avals(arrays))))
         return None
 
+    def exclude(self, why: str) -> None:
+        """Run no more calls of the function under Equinox."""
+        self.effects, self.is_excluded = why, True
+
     def exclude_if_stateful(self, values: list[Any]) -> None:
         """Exclude the function if it reads something that changes with each call."""
         for each in values:
             if isinstance(each, _STATEFUL) or hasattr(type(each), "__next__"):
-                self.effects, self.is_excluded = f"it reads a `{type(each).__name__}`", True
+                self.exclude(f"it reads a `{type(each).__name__}`")
 
     def add_trace(self, trace: Trace) -> None:
         """Add a trace of eqxjit's during the trial."""
@@ -197,7 +203,7 @@ class Tried:
     def note_effects(self, trace: Trace) -> None:
         """Note what the program of a trace does besides computing."""
         if changes_something(trace._record.jaxpr()):
-            self.effects, self.is_excluded = "each run of it changes something", True
+            self.exclude("each run of it changes something")
         elif calls_users_python(trace._record.lowering()):
             self.effects = self.effects or "it calls Python"
 
@@ -247,15 +253,16 @@ class Tried:
             # The program must not fail because a comparison does, for lack of memory, for example.
             if comes_from_signal_handler(error):
                 raise
-            self.known = self.effects = f"comparing it raises {type(error).__name__}: {error}"
+            self.exclude(f"comparing it raises {type(error).__name__}: {error}")
         finally:
             if states is not None:
                 random.setstate(states[0])
                 np.random.set_state(states[1])
+        # Otherwise, the comparison gave no result.
+        if not self.is_excluded:
+            self.by_kind[parts.kind] += 1
 
     def _compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
-        self.compared += 1
-        self.by_kind[parts.kind] += 1
         n_traces = comparing.n_traces
         of_equinox = self._run(theirs, parts, THEIRS)
         # If not, Equinox has used a trace of a call with the same key, maybe with an equal value.
@@ -270,7 +277,7 @@ class Tried:
                 self.known = f"{found[0]}: {why}"
                 return
             if _differences(of_equinox, retraced):
-                self.effects = self.known = "its results differ from trace to trace"
+                self.exclude("its results differ from trace to trace")
                 return
             options = self.options
             ours_anew = filter_jit(new, donate=options.donate, **dict(options.jit_arguments))
@@ -343,11 +350,11 @@ def tried_of(ours: Any) -> Tried:
         tried.note_effects(trace)
     tried.was_traced = ours.cache_info().traces > 0
     if type(ours) is not JitFunction:
-        tried.effects, tried.is_excluded = "Equinox has no counterpart", True
+        tried.exclude("Equinox has no counterpart")
     elif jax.process_count() > 1:
         # The other processes may compare a different call, so collectives of different calls would
         # be combined.
-        tried.effects, tried.is_excluded = "several processes run it together", True
+        tried.exclude("several processes run it together")
     *_, innermost = wrapped_by(fun)
     code = code_of(innermost)
     if code is not None:
