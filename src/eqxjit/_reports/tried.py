@@ -297,7 +297,10 @@ class Tried:
 
     def _run(self, served: Any, parts: Parts, nested_mode: str) -> Outcome:
         args, kwargs = parts._replace(arrays=self.copied(parts.arrays)).arguments()
-        sys.stdout = muted = _Muted(_current(sys.stdout))
+        # Another thread may have a comparison under way.
+        muted = sys.stdout if isinstance(sys.stdout, _Muted) else _Muted(sys.stdout)
+        sys.stdout, thread = muted, threading.get_ident()
+        muted.n_printed[thread] = 0
         comparing.nested_mode = nested_mode
         try:
             return Outcome(served(*args, **kwargs), None)
@@ -307,11 +310,11 @@ class Tried:
             return Outcome(None, error)
         finally:
             comparing.nested_mode = OURS
-            muted.is_on = False
-            if sys.stdout is muted:
-                sys.stdout = _current(muted)
-            if muted.n_printed:
+            # It isn't there if a trial within this trial has compared a part of the call.
+            if muted.n_printed.pop(thread, 0):
                 self.effects = self.effects or "it prints"
+            if sys.stdout is muted and not muted.n_printed:
+                sys.stdout = muted.stream
 
 
 def _match(ours: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any], Sequence[Any]] | None:
@@ -401,31 +404,22 @@ def _differences(ours: Outcome, theirs: Outcome) -> list[Unequal]:
 
 
 class _Muted:
-    """Stands for the standard output, and drops what one thread prints.
+    """Stands for the standard output, and drops what some threads print.
 
-    - `n_printed`: how many strings were dropped.
-    - `is_on`: whether it is in use. If not, it may still stand there, because another thread was
-        muted meanwhile.
+    - `stream`: the standard output.
+    - `n_printed`: how many strings were dropped, by the threads whose strings are dropped.
     """
 
     def __init__(self, stream: Any):
-        self.n_printed = 0
-        self.is_on = True
-        self._stream = stream
-        self._thread = threading.get_ident()
+        self.stream = stream
+        self.n_printed: dict[int, int] = {}
 
     def write(self, text: str) -> int:
-        if not self.is_on or threading.get_ident() != self._thread:
-            return self._stream.write(text)
-        self.n_printed += 1
+        thread = threading.get_ident()
+        if thread not in self.n_printed:
+            return self.stream.write(text)
+        self.n_printed[thread] += 1
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def _current(stream: Any) -> Any:
-    """Return the stream that is in use, for one that stands for the standard output."""
-    while isinstance(stream, _Muted) and not stream.is_on:
-        stream = stream._stream
-    return stream
+        return getattr(self.stream, name)
