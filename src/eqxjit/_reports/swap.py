@@ -6,7 +6,6 @@ by Equinox instead of eqxjit, for example.
 """
 
 import contextlib
-import copy
 import functools
 import gc
 import statistics
@@ -50,7 +49,6 @@ class _Thread:
 
     - `is_main`: whether it is the thread in which the trial began.
     - `is_inside`: whether it is inside an intercepted call.
-    - `is_copying`: whether it copies a wrapper for an interceptor.
     - `has_compiled`: whether JAX has compiled something since the latest call began.
     - `compiling`: the seconds of all tracing, lowering and compiling so far.
     - `traces`: the traces that eqxjit has recorded since the latest call began.
@@ -59,7 +57,7 @@ class _Thread:
     """
 
     def __init__(self) -> None:
-        self.is_main = self.is_inside = self.is_copying = self.has_compiled = False
+        self.is_main = self.is_inside = self.has_compiled = False
         self.compiling = 0.0
         self.traces: tuple[Trace, ...] = ()
         self.phases: deque[tuple[float, float]] = deque(maxlen=1_000)
@@ -177,13 +175,13 @@ class Swap:
         # Each `Tried`, by the function's table of entries. The keys are weak, because a program may
         # define functions in a loop. When it drops a function, the compiled programs are freed.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
-        # The rows of the functions that were compiled before.
-        self._compiled_rows: set[Any] = set()
-        # The lines for whose operations JAX has compiled something, with the number of calls before
-        # the first time.
-        self._compiled_lines: dict[CallSite, int] = {}
+        # The rows of the functions, and the lines of the operations, for which JAX has compiled
+        # something, with the number of calls before the end of the first time.
+        self._compiled: dict[Any, int] = {}
         # The seconds that comparisons have taken, without compilations.
         self._comparing = 0.0
+        # `JitFunction.__init__` as it was when the trial began.
+        self._init: Any = JitFunction.__init__
         # The wrappers, and their interceptors, by the wrapper's `id`.
         self._intercepted: dict[int, tuple[weakref.ref[Any], Interceptor]] = {}
 
@@ -194,12 +192,11 @@ class Swap:
         """Intercept the calls of all wrappers, existing and new ones."""
         # Have Equinox trace all functions again, those of an earlier trial included.
         eqx.clear_caches()
-        make = JitFunction.__init__
+        self._init = JitFunction.__init__
 
         def init(wrapper: Any, function: Any, arrays: Any) -> None:
-            make(wrapper, function, arrays)
-            if not self.current.thread.is_copying:
-                self._intercept(wrapper)
+            self._init(wrapper, function, arrays)
+            self._intercept(wrapper)
 
         _running.append(self)
         listeners.append(self._observe)
@@ -214,7 +211,7 @@ class Swap:
             self.sampler.stop()
             self.spans.end()
             listeners.remove(self._observe)
-            JitFunction.__init__ = make
+            JitFunction.__init__ = self._init
             _running.remove(self)
             # Another trial may be running, around this one.
             outer = _running[-1]._intercepted if _running else {}
@@ -227,11 +224,9 @@ class Swap:
             self._intercepted.clear()
 
     def _intercept(self, wrapper: Any) -> None:
-        self.current.thread.is_copying = True
-        try:
-            ours = copy.copy(wrapper)
-        finally:
-            self.current.thread.is_copying = False
+        # Not `copy.copy`, by which the copy would be intercepted, too.
+        ours = JitFunction.__new__(type(wrapper))
+        self._init(ours, wrapper._function, wrapper._handler.fun_arrays)
         interceptor = Interceptor(self, ours)
         # Not a `WeakKeyDictionary`, because the hash of a wrapper is that of its arrays.
         key, intercepted = id(wrapper), self._intercepted
@@ -375,18 +370,13 @@ class Swap:
         return tried
 
     def count_as_compiling(self, tried: Tried) -> None:
-        """Count all of the call under way as a compilation, because JAX has compiled in it.
-
-        It is a part of start-up if the function was never compiled before.
-        """
+        """Count all of the call under way as a compilation, because JAX has compiled in it."""
         sampler = self.sampler
         if not self.current.thread.is_main:
             return
         sampler.forget_call()
         _, line = sampler.place_of(sys._getframe())
-        is_first = tried.row not in self._compiled_rows
-        self._compiled_rows.add(tried.row)
-        self._add_compiling(is_first, line, sampler.clock() - sampler.begun)
+        self._add_compiling(tried.row, line, sampler.clock() - sampler.begun)
         if self.is_steady:
             self.spans.abandon(True)
 
@@ -455,15 +445,17 @@ class Swap:
             # The samples count these seconds as an operation. Move them.
             kind, line = sampler.place_of(sys._getframe(1))
             sampler.add((kind, line), sampler.function_of(kind), -seconds)
-            # One line may compile many operations, such as a line that creates a model. They are a
-            # part of start-up unless the program has gone on meanwhile.
-            n_calls = sum([each.calls for each in self.functions])
-            is_first = self._compiled_lines.setdefault(line, n_calls) == n_calls
-            self._add_compiling(is_first, line, seconds)
+            self._add_compiling(line, line, seconds)
 
-    def _add_compiling(self, is_first: bool, line: CallSite, seconds: float) -> None:
-        """Count the seconds of a compilation as start-up, or as a line's if it isn't the first."""
-        if is_first:
+    def _add_compiling(self, compiled: Any, line: CallSite, seconds: float) -> None:
+        """Count the seconds of a compilation as start-up, or as a line's if it isn't the first.
+
+        `compiled` is the row of the function, or the line of the operations, that was compiled.
+        """
+        # One line may compile many operations, such as a line that creates a model. They are a part
+        # of start-up unless the program has gone on meanwhile.
+        n_calls = sum([each.calls for each in self.functions])
+        if self._compiled.setdefault(compiled, n_calls) == n_calls:
             self.startup += seconds
             self.sampler.offset += seconds
         else:
@@ -481,9 +473,8 @@ def _nothing(*_: Any) -> None:
 def _all_wrappers() -> list[Any]:
     """Return all wrappers that exist."""
     is_frozen = gc.get_freeze_count() > 0
-    if is_frozen:
-        # `gc.get_objects` doesn't list frozen objects.
-        gc.unfreeze()
+    # `gc.get_objects` doesn't list frozen objects.
+    gc.unfreeze()
     found = [each for each in gc.get_objects() if isinstance(each, JitFunction)]
     if is_frozen:
         # Objects that were created since the program froze its objects become frozen, too.
