@@ -111,13 +111,13 @@ class Sampler:
     # --- The clock ----------------------------------------------------------------------------
 
     def hold(self, now: float) -> None:
-        """Stop the clock, because the trial works for itself from now on."""
-        if self._stopped is None:
+        """Stop the clock, because the trial works for itself in the main thread from now on."""
+        if self._stopped is None and threading.get_ident() == self._main:
             self._stopped = now
 
     def release(self, now: float) -> None:
-        """Let the clock run again."""
-        if self._stopped is not None:
+        """Let the clock run again, if the main thread has stopped it and goes on."""
+        if self._stopped is not None and threading.get_ident() == self._main:
             self.offset += now - self._stopped
             self._stopped = None
 

@@ -116,7 +116,7 @@ class Interceptor:
             if thread.is_main:
                 sampler.log.append([tried, mode, begun, time.perf_counter() - sampler.offset, 0.0])
             if thread.has_compiled:
-                swap.end_compiled(self, args, kwargs, result)
+                swap.finish(self, args, kwargs, Outcome(result, None))
             return result
         except BaseException:
             if thread.has_compiled and tried is not None:
@@ -264,27 +264,19 @@ class Swap:
         """Serve a call that may be compared, or belong to a short block, or end a long one."""
         __tracebackhide__ = True
         thread, sampler = self.current.thread, self.sampler
-        is_main = thread.is_main
-        outcome = Outcome(None, None)
         try:
-            if is_main:
-                sampler.hold(begun)
+            sampler.hold(begun)
             tried = to.tried = self._tried_of(to.ours)
             mode, is_extra = OURS, tried.calls % _ONE_IN == _ONE_IN - 1
-            if is_main and self.is_steady:
+            if thread.is_main and self.is_steady:
                 mode, is_extra = self.spans.begin_call(tried, begun)
             tried.calls += 1
             served_by, compared = self._choose(to, mode, is_extra, args, kwargs)
             outcome = self._serve(to, served_by, args, kwargs)
-            self._account(tried, outcome, compared is not None and not is_extra)
-            if compared is not None and not tried.is_excluded:
-                self._compare(to, compared, outcome)
-            elif thread.traces and outcome.error is None:
-                self._compare_traced(to, args, kwargs, outcome)
+            self.finish(to, args, kwargs, outcome, compared, is_extra)
         finally:
-            thread.has_compiled, thread.traces = False, ()
-            if is_main:
-                sampler.release(time.perf_counter())
+            thread.has_compiled = False
+            sampler.release(time.perf_counter())
         if outcome.error is not None:
             raise outcome.error
         return outcome.result
@@ -339,6 +331,34 @@ class Swap:
             sampler.log.append([to.tried, served_by, sampler.begun, sampler.clock(), 0.0])
         return outcome
 
+    def finish(
+        self,
+        to: Interceptor,
+        args: Any,
+        kwargs: Any,
+        outcome: Outcome,
+        compared: Parts | None = None,
+        is_extra: bool = False,
+    ) -> None:
+        """Account for a call that was served. Compare it if it is to be compared, or has traced.
+
+        `compared` are its parts, from before the call, if it is to be compared.
+        """
+        thread, tried = self.current.thread, to.tried
+        self.sampler.hold(time.perf_counter())
+        try:
+            self._account(tried, outcome, compared is not None and not is_extra)
+            if compared is None and thread.traces and outcome.error is None:
+                # The call was to be served as usual, but turned out to trace.
+                tried.n_due = N_FIRST
+                # If the function donates, the arguments are gone. The next calls are compared.
+                if not tried.donates and self._may_compare(tried):
+                    compared = tried.parts_of(args, kwargs)
+            if compared is not None and not tried.is_excluded:
+                self._compare(to, compared, outcome)
+        finally:
+            self.sampler.release(time.perf_counter())
+
     def _account(self, tried: Tried, outcome: Outcome, is_spoiled: bool) -> None:
         """Record the trace of a call, or the end of start-up.
 
@@ -379,32 +399,6 @@ class Swap:
         self._add_compiling(tried.row, line, sampler.clock() - sampler.begun)
         if self.is_steady:
             self.spans.abandon(True)
-
-    def end_compiled(self, to: Interceptor, args: Any, kwargs: Any, result: Any) -> None:
-        """End a call that was to be only logged, but in which JAX has compiled."""
-        outcome = Outcome(result, None)
-        self._account(to.tried, outcome, False)
-        if self.current.thread.traces:
-            self._compare_traced(to, args, kwargs, outcome)
-
-    def _compare_traced(self, to: Interceptor, args: Any, kwargs: Any, outcome: Outcome) -> None:
-        """Compare a call that was to be served as usual, but turned out to trace.
-
-        If the function donates, the arguments are gone, so the next calls are compared instead.
-        """
-        thread, tried = self.current.thread, to.tried
-        tried.n_due = N_FIRST
-        if tried.donates or not self._may_compare(tried):
-            return
-        if thread.is_main:
-            self.sampler.hold(time.perf_counter())
-        try:
-            parts = tried.parts_of(args, kwargs)
-            if parts is not None:
-                self._compare(to, parts, outcome)
-        finally:
-            if thread.is_main:
-                self.sampler.release(time.perf_counter())
 
     def _may_compare(self, tried: Tried) -> bool:
         """Return whether a call of a function may be compared, and there is time for it."""
