@@ -82,9 +82,8 @@ class Spans:
         self._places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
         # When the steady state began, by the sampler's clock.
         self._steady = 0.0
-        # When the block under way began, and how many calls it has, if it is short.
+        # When the block under way began.
         self._begun = 0.0
-        self._n = 0
         # Whether the latest call was the last one of a block of eqxjit's.
         self._is_last = False
         # When the latest short blocks began, and how many long blocks there were.
@@ -98,19 +97,14 @@ class Spans:
         Otherwise the next block would wait for what this block has left to compute.
         """
         if self._is_over(now):
-            self._end_block(function)
+            self.end_block(function)
             self._begin_block(now)
         if self.mode is OURS:
             function.n_ours += 1
         else:
-            self.count_short(function)
+            function.n_short += 1
         self._is_last = self.mode is OURS and now >= self.logs_until
         return self.mode, self._is_last
-
-    def count_short(self, function: Any) -> None:
-        """Count a call of a short block."""
-        self._n += 1
-        function.n_short += 1
 
     def abandon(self, has_compiled: bool) -> None:
         """Leave out the span under way, because a trace or a comparison has spoiled it.
@@ -123,7 +117,7 @@ class Spans:
         # The call itself or, if it has raised an error and isn't logged, the call before it.
         if self._sampler.log:
             self._sampler.log.pop()
-        self._end_block(None)
+        self.end_block()
         # The short blocks begin again after the next call if it was a comparison, since there are
         # only a few. A program may trace for ever, and a call would be compared each time.
         self._begin_long(time.perf_counter(), _MIN_SECONDS if has_compiled else 0.0)
@@ -136,17 +130,12 @@ class Spans:
         function.n_ours = 1
         self._steady = begun
 
-    def end(self) -> None:
-        """End the block under way, because the trial ends."""
-        # What an unfinished block has left to compute isn't known, so nothing is compared with it.
-        self._end_block(None)
-
     # --- Blocks -------------------------------------------------------------------------------
 
     def _is_over(self, now: float) -> bool:
         if self.mode is OURS:
             return self._is_last
-        n, seconds = self._n, now - self._begun
+        n, seconds = len(self._sampler.log), now - self._begun
         if self.mode is AWAITED:
             return n >= _N_AWAITED or (seconds >= _MIN_SECONDS and n >= 2)
         is_long = seconds >= _MIN_SECONDS and n >= _MIN_CALLS
@@ -169,8 +158,7 @@ class Spans:
         self._begin(mode, now)
 
     def _begin(self, mode: str, now: float) -> None:
-        self.mode, self._is_last = mode, False
-        self._begun, self._n = now, 0
+        self.mode, self._begun, self._is_last = mode, now, False
 
     def _begin_long(self, now: float, seconds: float) -> None:
         """Begin a block of eqxjit's after short blocks that have taken some seconds."""
@@ -178,11 +166,11 @@ class Spans:
         self._n_long += seconds > 0
         self.logs_until = now + _FACTOR * self._n_long * seconds
 
-    def _end_block(self, next_function: Any) -> None:
+    def end_block(self, next_function: Any = None) -> None:
         """End the block under way.
 
         `next_function` is the `Tried` of the function that is called now. If it is `None`, the
-        block is unfinished: what it has left to compute isn't known, so it isn't compared.
+        block is unfinished. What it has left to compute isn't known, so it isn't compared.
         """
         sampler, mode = self._sampler, self.mode
         taken, sampler.places = sampler.places, defaultdict(float)

@@ -103,7 +103,7 @@ class Interceptor:
                 if not tried.has_traced(self.ours, args, kwargs):
                     return swap.call(self, args, kwargs, now)
                 mode, served = THEIRS, self.theirs
-                spans.count_short(tried)
+                tried.n_short += 1
                 now = time.perf_counter()
                 sampler.release(now)
             elif thread.is_main:
@@ -209,7 +209,7 @@ class Swap:
             yield
         finally:
             self.sampler.stop()
-            self.spans.end()
+            self.spans.end_block()
             listeners.remove(self._observe)
             JitFunction.__init__ = self._init
             _running.remove(self)
