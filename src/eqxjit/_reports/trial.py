@@ -219,16 +219,14 @@ class Trial:
 
     def _spent(self) -> list[tuple[str, str, str]]:
         """Return the share of each kind of work, its name, and its lines, followed by a remedy."""
-        by_kind: dict[str, list[TrialLine]] = {kind: [] for kind in KINDS}
-        for each in self.lines:
-            by_kind[each.kind].append(each)
         rows = list[tuple[str, str, str]]()
+        all_lines = self.lines
         for kind, share in sorted(self.shares.items(), key=lambda item: -item[1]):
             if share < _MIN_SHARE:
                 continue
             least = max(_MIN_SHARE, share / 10)
-            lines = [each for each in by_kind[kind] if each.share >= least][:_MAX_LINES]
-            shown = [each for each in lines if each.line is not NO_LINE]
+            lines = [each for each in all_lines if each.kind == kind and each.share >= least]
+            shown = [each for each in lines[:_MAX_LINES] if each.line is not NO_LINE]
             text = ", ".join([f"{each.line} ({each.share:.0%})" for each in shown])
             in_calls = self._swap.sampler.waited_in_calls
             is_limited = kind is WAITING and in_calls > share * self.seconds_steady / 2
@@ -353,13 +351,6 @@ def _print(text: str) -> None:
 
 
 @contextlib.contextmanager
-def trying(found: Trial) -> Iterator[Trial]:
-    """Fill in the findings of a trial, without printing them."""
-    with install(), found._swap.running():
-        yield found
-
-
-@contextlib.contextmanager
 def trial(*, compare: bool = True) -> Iterator[Trial]:
     """Try eqxjit on what runs inside, and print the findings.
 
@@ -394,7 +385,7 @@ def trial(*, compare: bool = True) -> Iterator[Trial]:
     """
     found = Trial("this program", compare)
     try:
-        with trying(found):
+        with install(), found._swap.running():
             yield found
     finally:
         show(found)
@@ -412,7 +403,7 @@ def trial_of_program(name: str, path: str | None, compare: bool) -> Iterator[Non
     if path is not None:
         found.save(path)
     try:
-        with trying(found):
+        with install(), found._swap.running():
             yield
     except SystemExit as error:
         if error.code not in (None, 0):
