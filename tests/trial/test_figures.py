@@ -495,6 +495,24 @@ def test_a_numpy_array_is_not_served_with_what_was_traced_for_an_equal_value():
     assert not trial.is_wrong
 
 
+def test_no_call_is_served_with_a_trace_of_an_earlier_trial():
+    @eqxjit.filter_jit
+    def step(x, n):
+        return x * (2 if n is True else 3)
+
+    with eqxjit.trial():
+        for _ in range(5):
+            step(jnp.float32(0), True)
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            step(jnp.float32(0), 1)
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            assert float(step(jnp.float32(1), 1)) == 3.0
+    assert not trial.is_wrong
+    assert trial.functions[0].seconds_equinox > 0
+
+
 def test_after_a_known_difference_equinox_serves_no_call():
     @eqxjit.filter_jit
     def step(x, n):

@@ -173,7 +173,8 @@ class Swap:
         self.startup = 0.0
         self.compares = compares
         # Each `Tried`, by the function's table of entries. The keys are weak, because a program may
-        # define functions in a loop. When it drops a function, the compiled programs are freed.
+        # define functions in a loop. When it drops a function that wasn't compared, the compiled
+        # programs are freed. Equinox's own caches keep a function that was compared.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
         # The rows of the functions, and the lines of the operations, for which JAX has compiled
         # something, with the number of calls before the end of the first time.
