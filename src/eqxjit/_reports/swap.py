@@ -51,7 +51,8 @@ class _Thread:
     - `is_inside`: whether it is inside an intercepted call.
     - `has_compiled`: whether JAX has compiled something since the latest call began.
     - `compiling`: the seconds of all tracing, lowering and compiling so far.
-    - `traces`: the traces that eqxjit has recorded since the latest call began.
+    - `trace`: the last trace that eqxjit has recorded since the latest call began. It is the
+        function's own trace, because all others are nested in that one. `None` if there is none.
     - `phases`: the ends of the latest phases of tracing, lowering and compiling, and the seconds of
         each.
     """
@@ -59,7 +60,7 @@ class _Thread:
     def __init__(self) -> None:
         self.is_main = self.is_inside = self.has_compiled = False
         self.compiling = 0.0
-        self.traces: tuple[Trace, ...] = ()
+        self.trace: Trace | None = None
         self.phases: deque[tuple[float, float]] = deque(maxlen=1_000)
 
 
@@ -125,7 +126,7 @@ class Interceptor:
             raise
         finally:
             thread.is_inside = thread.has_compiled = False
-            thread.traces = ()
+            thread.trace = None
 
     @property
     def nested(self) -> Any:
@@ -349,7 +350,7 @@ class Swap:
         self.sampler.hold(time.perf_counter())
         try:
             self._account(tried, outcome, compared is not None and not is_extra)
-            if compared is None and thread.traces and outcome.error is None:
+            if compared is None and thread.trace is not None and outcome.error is None:
                 # The call was to be served as usual, but turned out to trace.
                 tried.n_due = N_FIRST
                 # If the function donates, the arguments are gone. The next calls are compared.
@@ -368,9 +369,9 @@ class Swap:
         thread = self.current.thread
         if thread.has_compiled:
             self.count_as_compiling(tried)
-        if thread.traces:
-            # The function's own trace ends last, because all others are nested in it.
-            tried.add_trace(thread.traces[-1])
+        if thread.trace is not None:
+            tried.traces.append(thread.trace)
+            tried.note_effects(thread.trace)
         if thread.has_compiled or not thread.is_main:
             return
         if self.is_steady and is_spoiled:
@@ -435,7 +436,7 @@ class Swap:
         if thread.is_inside:
             thread.has_compiled = True
             if record is not None and phase == TRACING:
-                thread.traces += (Trace(record),)
+                thread.trace = Trace(record)
         elif thread.is_main:
             # The samples count these seconds as an operation. Move them.
             kind, line = sampler.place_of(sys._getframe(1))

@@ -195,11 +195,6 @@ class Tried:
             if isinstance(each, _STATEFUL) or hasattr(type(each), "__next__"):
                 self.exclude(f"it reads a `{type(each).__name__}`")
 
-    def add_trace(self, trace: Trace) -> None:
-        """Add a trace of eqxjit's during the trial."""
-        self.traces.append(trace)
-        self.note_effects(trace)
-
     def note_effects(self, trace: Trace) -> None:
         """Note what the program of a trace does besides computing."""
         if changes_something(trace._record.jaxpr()):
