@@ -298,8 +298,10 @@ class Swap:
         parts = tried.parts_of(args, kwargs)
         is_due = is_extra or (parts and tried.by_kind[parts.kind] < N_FIRST)
         if parts is not None and is_due and self._may_compare(tried):
-            # Otherwise Equinox would wait for what the calls so far have left to compute.
-            return AWAITED, tried.kept(parts)
+            # Await the call. Otherwise Equinox would wait for what the calls so far have left to
+            # compute. If an array was deleted, for example, the call itself raises a better error.
+            with suppressed:
+                return AWAITED, tried.copied(parts)
         if mode is THEIRS and not tried.has_traced(to.ours, args, kwargs):
             return OURS, None
         return awaited, None

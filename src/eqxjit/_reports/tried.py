@@ -174,15 +174,14 @@ class Tried:
         return bool(self.traced) and not (self.is_excluded or self.known or self.is_wrong)
 
     def parts_of(self, args: Any, kwargs: Any) -> Parts | None:
-        """Return the parts of a call; None if the call may not run under Equinox."""
+        """Return the parts of a call; None if the function is excluded, or if there are none."""
         if self.is_excluded:
             return None
         # If this fails, the call itself raises a better error.
         with suppressed:
             spec, arrays, statics = split((args, kwargs))
             self.exclude_if_stateful(statics)
-            if not self.is_excluded:
-                return Parts(spec, arrays, statics, (spec, tuple(_avals(arrays))))
+            return Parts(spec, arrays, statics, (spec, tuple(_avals(arrays))))
         return None
 
     def exclude(self, why: str) -> None:
@@ -217,19 +216,13 @@ class Tried:
             for known_avals, known_statics in self.traced.get(entry, ())
         )
 
-    def kept(self, parts: Parts) -> Parts | None:
-        """Return the parts with arrays that outlive the call; None if arrays can't be copied."""
-        # If an array was deleted, for example, the call itself raises a better error.
-        with suppressed:
-            return parts._replace(arrays=self.copied(parts.arrays))
-        return None
-
-    def copied(self, arrays: list[Any]) -> list[Any]:
-        """Return the arrays. Copy those that the call may donate, or the program may overwrite."""
-        return [
+    def copied(self, parts: Parts) -> Parts:
+        """Return the parts. Copy arrays that the call may donate, or the program may overwrite."""
+        arrays = [
             each.copy() if self.donates or not isinstance(each, jax.Array) else each
-            for each in arrays
+            for each in parts.arrays
         ]
+        return parts._replace(arrays=arrays)
 
     def compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
         """Run a call under Equinox, and keep how its outcome differs from that of eqxjit.
@@ -291,7 +284,7 @@ class Tried:
             self.unequal.setdefault(each.path, each)
 
     def _run(self, served: Any, parts: Parts, nested_mode: str) -> Outcome:
-        args, kwargs = parts._replace(arrays=self.copied(parts.arrays)).arguments()
+        args, kwargs = self.copied(parts).arguments()
         # Another thread may have a comparison under way.
         muted = sys.stdout if isinstance(sys.stdout, _Muted) else _Muted(sys.stdout)
         sys.stdout, thread = muted, threading.get_ident()
