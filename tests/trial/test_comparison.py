@@ -633,6 +633,25 @@ def test_what_changed_since_a_trace_before_the_trial_is_no_fault():
     assert "traced before the trial" in row.differences[0]
 
 
+def test_what_changed_between_eqxjits_trace_and_equinoxs_is_no_fault():
+    rate = 0.0
+
+    @eqxjit.filter_jit(donate="all-except-first")
+    def step(x, weight):
+        return weight - rate * x.sum()
+
+    weight = jnp.ones(())
+    with eqxjit.trial() as trial:
+        for n in range(1, 7):
+            for _ in range(50):
+                # A schedule that has no effect, because the function isn't traced again.
+                rate += 0.1
+                weight = step(jnp.ones(n), weight)
+    assert not trial.is_wrong
+    [row] = trial.functions
+    assert "traced earlier" in row.differences[0]
+
+
 def test_a_function_that_can_be_traced_only_once_is_no_fault():
     cache = {}
 

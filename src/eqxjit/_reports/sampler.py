@@ -69,8 +69,8 @@ class Sampler:
     - `latest`, `begun`: the `Tried` of the function that was called last, and when, by the clock.
     - `places`: the seconds spent in each place, by `function_of`, since `Spans` has taken them.
     - `log`: the latest calls, each as a list of five: the function's `Tried`, the mode in which it
-        was served, when it began and ended, by the clock, and for how many seconds the samples
-        found Python at work until the next call.
+        was served, when it began and ended, by the clock, and for how many seconds until the next
+        call Python was at work or JAX compiled.
     - `waited_in_calls`: the seconds for which jitted calls waited for computations, a part of those
         of `WAITING`.
     - `others`: how often each other thread was found in each place, by the thread's name.

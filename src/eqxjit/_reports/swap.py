@@ -211,7 +211,8 @@ class Swap:
             yield
         finally:
             self.sampler.stop()
-            self.spans.end_block()
+            if self.is_steady:
+                self.spans.end_block()
             listeners.remove(self._observe)
             JitFunction.__init__ = self._init
             _running.remove(self)
@@ -418,7 +419,7 @@ class Swap:
             # The function has no signature, for example, as some builtin functions.
             tried.exclude(f"Equinox can't wrap it: {error}")
             return
-        tried.compare(to.ours, theirs, parts, ours)
+        tried.compare(to.ours, theirs, parts, ours, thread.trace is None)
         self._comparing += time.perf_counter() - begun - (thread.compiling - compiling)
 
     # --- What JAX compiles --------------------------------------------------------------------
@@ -458,6 +459,8 @@ class Swap:
             self.sampler.offset += seconds
         else:
             self.sampler.add((COMPILING, line), None, seconds)
+            if self.sampler.log:
+                self.sampler.log[-1][-1] += seconds
 
 
 # The trials that are running, outermost first.

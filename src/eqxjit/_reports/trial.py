@@ -13,7 +13,7 @@ from .._deploy.install import install
 from .._diagnostics.trace import Trace
 from .._html import block, page, paragraph, table
 from .._places import CallSite
-from .._text import suppressed
+from .._text import counted, suppressed
 from .report import show
 from .sampler import CALLS, COMPILING, KINDS, MOVING, NO_LINE, OPERATIONS, PYTHON, WAITING
 from .spans import AWAITED, OURS, THEIRS
@@ -247,7 +247,7 @@ class Trial:
         for (_, name), traces in by_row.items():
             again = Counter([trace.reason for trace in traces if trace.differences])
             for reason, _ in again.most_common(1):
-                lines.append(f"{name}: {len(traces)} traces; {reason}")
+                lines.append(f"{name}: {counted(len(traces), 'trace')}; {reason}")
         return lines
 
     def _notes(self) -> list[str]:

@@ -224,10 +224,13 @@ class Tried:
         ]
         return parts._replace(arrays=arrays)
 
-    def compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
+    def compare(
+        self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome, was_traced: bool
+    ) -> None:
         """Run a call under Equinox, and keep how its outcome differs from that of eqxjit.
 
-        `theirs` is the same function as `wrapper`, under Equinox's `filter_jit`.
+        `theirs` is the same function as `wrapper`, under Equinox's `filter_jit`. `was_traced` tells
+        whether eqxjit has traced the call earlier.
         """
         # A trace may draw random numbers, which are the program's. While other threads run, what
         # they draw meanwhile would be drawn once more.
@@ -236,7 +239,7 @@ class Tried:
         if others == [threading.current_thread()]:
             states = random.getstate(), np.random.get_state()
         try:
-            self._compare(wrapper, theirs, parts, ours)
+            self._compare(wrapper, theirs, parts, ours, was_traced)
         except Exception as error:
             # The program must not fail because a comparison does, for lack of memory, for example.
             if comes_from_signal_handler(error):
@@ -250,7 +253,9 @@ class Tried:
         if not self.is_excluded:
             self.by_kind[parts.kind] += 1
 
-    def _compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
+    def _compare(
+        self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome, was_traced: bool
+    ) -> None:
         n_traces = comparing.n_traces
         of_equinox = self._run(theirs, parts, THEIRS)
         # If not, Equinox has used a trace of a call with the same key, maybe with an equal value.
@@ -267,11 +272,14 @@ class Tried:
             if _differences(of_equinox, retraced):
                 self.exclude("its results differ from trace to trace")
                 return
+            # The function may read something that has changed since eqxjit traced it. Otherwise, a
+            # difference isn't excused by a new trace, because a fault of the fast path isn't in it.
+            is_older = self.was_traced or (was_traced and is_traced)
             options = self.options
             ours_anew = filter_jit(new, donate=options.donate, **dict(options.jit_arguments))
-            may_differ = self.was_traced or of_equinox.error is not None
+            may_differ = is_older or of_equinox.error is not None
             if may_differ and not _differences(self._run(ours_anew, parts, OURS), retraced):
-                when = "before the trial" if self.was_traced else "once"
+                when = "before the trial" if self.was_traced else "earlier"
                 why = f"it was traced {when}, and a new trace gives a different result"
                 self.known = f"{found[0]}: {why}"
                 return
