@@ -640,6 +640,15 @@ def test_what_eqxjit_serves_in_a_block_of_equinoxs_is_not_taken_for_equinoxs_cal
     assert trial.seconds_steady_equinox != trial.seconds_steady_equinox
 
 
+def test_without_a_steady_state_no_shares_are_printed():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    with eqxjit.trial() as trial:
+        double(X)
+    assert "without compiling" in str(trial)
+    assert "Where" not in str(trial)
+    assert "after start-up" not in trial._repr_html_()
+
+
 def test_rare_long_work_is_not_taken_for_a_part_of_calls():
     double, theirs = eqxjit.filter_jit(lambda x: 2 * x), eqx.filter_jit(lambda x: 2 * x)
     theirs(X)
@@ -659,6 +668,49 @@ def test_rare_long_work_is_not_taken_for_a_part_of_calls():
     # In a block of Equinox's, one checkpoint would count like a hundred.
     assert 0.9 * trial.seconds_steady < trial.seconds_steady_equinox < 1.5 * slowest
     assert share_of(trial, "Python") > 0.7
+
+
+def eager(n):
+    """Operations that take long, and aren't compiled again."""
+    del n
+    float(jnp.linalg.svd(jnp.eye(400) + 1.0)[1][0])
+
+
+def grow(n):
+    """Operations that are compiled again, as those on a growing list of losses."""
+    float(jnp.cumsum(jnp.sin(jnp.zeros(n)) * 2 + 1).mean())
+
+
+@pytest.mark.parametrize("work", [eager, grow])
+def test_rare_operations_are_not_taken_for_a_part_of_calls(work):
+    double, theirs = eqxjit.filter_jit(lambda x: 2 * x), eqx.filter_jit(lambda x: 2 * x)
+    theirs(X), work(1)
+    begun = time.monotonic()
+    for _ in range(8_000):
+        theirs(X)
+    slowest = time.monotonic() - begun
+    with eqxjit.trial() as trial:
+        for i in range(8_000):
+            double(X)
+            if i % 400 == 399:
+                work(i)
+    longer = trial.seconds_steady_equinox - trial.seconds_steady
+    assert 0 < longer < 1.5 * slowest
+
+
+def test_a_function_that_equinox_never_served_is_not_taken_for_another():
+    def wait(x):
+        time.sleep(0.01)
+        return x
+
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    # Each run of it may change something, so it isn't compared.
+    slow = eqxjit.filter_jit(lambda x: jax.experimental.io_callback(wait, x, x))
+    with eqxjit.trial() as trial:
+        for _ in range(60):
+            slow(double(X))
+    assert any(row.seconds_equinox > 0 for row in trial.functions)
+    assert trial.seconds_steady_equinox != trial.seconds_steady_equinox
 
 
 def test_reading_arrays_within_a_function_of_jax_is_waiting():

@@ -13,8 +13,8 @@ import itertools
 import math
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .sampler import CALLS, Place, Sampler
@@ -39,14 +39,19 @@ _N_AWAITED = 16
 # isn't slowed down.
 _FACTOR = 3.0
 
-# Python's work of this many seconds between two calls isn't compared. It takes as long in all
-# modes, but most short blocks don't meet it, and the others meet too much of it, if it is as rare
-# as a checkpoint that is written every 100 calls. Operations of JAX are compared, because some of
-# them wait for results.
+# Python's work and compilations of this many seconds between two calls aren't compared. They take
+# as long in all modes, but most short blocks don't meet them, and the others meet too much of them,
+# if they are as rare as a checkpoint that is written every 100 calls. Operations of JAX are
+# compared, because some of them wait for results.
 _LONG_WORK = 0.005
 
-# The spans of one mode between two functions: for each block, their seconds and their number.
-_Blocks = list[tuple[float, int]]
+# The spans of one mode between two functions, in groups: the seconds of each group, and the number
+# of its spans.
+_Groups = list[tuple[float, int]]
+
+# This part of the groups is left out at each end. What is too rare to be met by most short blocks,
+# such as an evaluation every 100 calls, makes some groups long in any mode.
+_OUTER = 0.25
 
 
 class Spans:
@@ -74,8 +79,8 @@ class Spans:
         self._measure_overhead = measure_overhead
         self._overheads: list[float] = []
         # A span lies between the calls of two functions. For each such pair of functions and each
-        # mode, the blocks that have such spans.
-        self._alike: defaultdict[Hashable, dict[str, _Blocks]] = defaultdict(dict)
+        # mode, the groups of such spans.
+        self._alike: defaultdict[tuple[Any, Any], dict[str, _Groups]] = defaultdict(dict)
         # The seconds that the samples found, by place, and by the function that they belong to or
         # None. Calls and waiting belong to a function. They are counted only in blocks of eqxjit's,
         # because they take a different time under Equinox.
@@ -196,7 +201,7 @@ class Spans:
 
     def _compare(self, calls: list[list[Any]]) -> None:
         """Add the spans between these logged calls to the blocks of the same pairs of functions."""
-        found: defaultdict[Hashable, list[float]] = defaultdict(list)
+        found: defaultdict[tuple[Any, Any], list[float]] = defaultdict(list)
         pairs = itertools.pairwise(calls)
         for (function, served_by, begun, ended, work), (after, _, end, *_) in pairs:
             if self.mode is THEIRS and served_by is not THEIRS:
@@ -207,7 +212,15 @@ class Spans:
             kept = seconds - work if work > _LONG_WORK else seconds
             found[function.row, after.row].append(kept)
         for pair, spans in found.items():
-            self._alike[pair].setdefault(self.mode, []).append((sum(spans), len(spans)))
+            alike = self._alike[pair]
+            short = [groups[-1] for mode, groups in alike.items() if mode is not OURS]
+            n = len(spans)
+            if self.mode is OURS and short:
+                # As many as in a short block, so that a group meets rare work as often.
+                n = min(n, short[0][1])
+            groups = alike.setdefault(self.mode, [])
+            for i in range(0, len(spans) - n + 1, n):
+                groups.append((sum(spans[i : i + n]), n))
 
     # --- Figures ------------------------------------------------------------------------------
 
@@ -222,10 +235,10 @@ class Spans:
         n_ours = sum(each.n_ours for each in self._functions)
         seconds = self._sampler.clock() - self._steady - self.overhead * n_ours
         for alike in self._alike.values():
-            for mode, blocks in alike.items():
+            for mode, groups in alike.items():
                 if mode is not OURS and OURS in alike:
-                    n = sum(n for _, n in blocks)
-                    seconds -= n * (_mean(blocks) - self._mean_of_ours(alike))
+                    n = sum(n for _, n in groups)
+                    seconds -= n * (_mean(groups) - self._mean_of_ours(alike))
         return seconds
 
     @property
@@ -246,30 +259,43 @@ class Spans:
 
     @property
     def excess(self) -> float:
-        """The seconds that all spans would take longer under Equinox; NaN if they aren't known."""
-        n = seconds = 0.0
-        for alike in self._alike.values():
-            if THEIRS in alike and len(alike) > 1:
-                n_alike = sum(n for blocks in alike.values() for _, n in blocks)
-                n += n_alike
-                seconds += n_alike * (_mean(alike[THEIRS], 0.25) - self._mean_of_ours(alike))
-        n_calls = sum(each.n_ours + each.n_short for each in self._functions)
-        return n_calls * seconds / n if n else float("nan")
+        """The seconds that all spans would take longer under Equinox; NaN if they aren't known.
 
-    def _mean_of_ours(self, alike: dict[str, _Blocks]) -> float:
-        """Return the mean seconds of a span under eqxjit without the trial."""
+        They are known if most of the time of the spans is that of functions that Equinox served.
+        """
+        excess = known = unknown = 0.0
+        n_calls = Counter[Any]()
+        for function in self._functions:
+            n_calls[function.row] += function.n_ours + function.n_short
+        n_spans = Counter[Any]()
+        for (row, _), alike in self._alike.items():
+            n_spans[row] += _count(alike)
+        for (row, _), alike in self._alike.items():
+            n = n_calls[row] * _count(alike) / n_spans[row]
+            ours = self._mean_of_ours(alike)
+            if THEIRS in alike and len(alike) > 1:
+                excess += n * (_mean(alike[THEIRS]) - ours)
+                known += n * ours
+            elif OURS in alike:
+                unknown += n * ours
+        return excess if known > unknown else float("nan")
+
+    def _mean_of_ours(self, alike: dict[str, _Groups]) -> float:
+        """Return the mean seconds of a span under eqxjit without the trial; NaN without any."""
         if OURS in alike:
             return _mean(alike[OURS]) - self.overhead
         # A short run may have no block of calls that aren't awaited.
-        return _mean(alike[AWAITED])
+        return _mean(alike[AWAITED]) if AWAITED in alike else float("nan")
 
 
-def _mean(blocks: _Blocks, outer: float = 0.0) -> float:
-    """Return the mean seconds of a span, without this part of the blocks at each end.
+def _count(alike: dict[str, _Groups]) -> int:
+    """Return the number of spans between two functions."""
+    return sum(n for groups in alike.values() for _, n in groups)
 
-    A slow block may have been interrupted by something rare, such as garbage collection.
-    """
-    ordered = sorted(blocks, key=lambda block: block[0] / block[1])
-    n_outer = int(len(ordered) * outer)
+
+def _mean(groups: _Groups) -> float:
+    """Return the mean seconds of a span, without the shortest and the longest groups."""
+    ordered = sorted(groups, key=lambda group: group[0] / group[1])
+    n_outer = int(len(ordered) * _OUTER)
     kept = ordered[n_outer : len(ordered) - n_outer]
     return sum(seconds for seconds, _ in kept) / sum(n for _, n in kept)
