@@ -211,8 +211,7 @@ class Swap:
             yield
         finally:
             self.sampler.stop()
-            if self.is_steady:
-                self.spans.end_block()
+            self.spans.end_block()
             listeners.remove(self._observe)
             JitFunction.__init__ = self._init
             _running.remove(self)
