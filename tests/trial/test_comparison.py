@@ -633,7 +633,8 @@ def test_what_changed_since_a_trace_before_the_trial_is_no_fault():
     assert "traced before the trial" in row.differences[0]
 
 
-def test_what_changed_between_eqxjits_trace_and_equinoxs_is_no_fault():
+@pytest.mark.parametrize("is_decayed_each_step", [True, False])
+def test_what_changed_between_eqxjits_trace_and_equinoxs_is_no_fault(is_decayed_each_step):
     rate = 0.0
 
     @eqxjit.filter_jit(donate="all-except-first")
@@ -643,13 +644,42 @@ def test_what_changed_between_eqxjits_trace_and_equinoxs_is_no_fault():
     weight = jnp.ones(())
     with eqxjit.trial() as trial:
         for n in range(1, 7):
-            for _ in range(50):
-                # A schedule that has no effect, because the function isn't traced again.
-                rate += 0.1
+            for i in range(50):
+                if is_decayed_each_step or i == 1:
+                    # It has no effect, because the function isn't traced again.
+                    rate += 0.1
                 weight = step(jnp.ones(n), weight)
     assert not trial.is_wrong
     [row] = trial.functions
     assert "traced earlier" in row.differences[0]
+
+
+def test_a_call_that_gets_the_result_of_another_value_is_named():
+    class Stale:
+        """A wrapper whose guards take any value for 1."""
+
+        def __init__(self, wrapper):
+            self._wrapper = wrapper
+
+        def __call__(self, x, n):
+            return self._wrapper(x, 1)
+
+        def __getattr__(self, name):
+            return getattr(self._wrapper, name)
+
+    scaled = eqxjit.filter_jit(lambda x, n: n * x)
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            scaled(X, 1)
+        _, interceptor = trial._swap._intercepted[id(scaled)]
+        interceptor.ours = Stale(interceptor.ours)
+        for _ in range(5):
+            scaled(X, 2)
+    assert trial.is_wrong
+    [row] = trial.functions
+    assert row.differences == [
+        "output[0]: np.float32(1.0) under eqxjit, np.float32(2.0) under Equinox"
+    ]
 
 
 def test_a_function_that_can_be_traced_only_once_is_no_fault():

@@ -154,7 +154,10 @@ class Spans:
         if self.mode is OURS:
             # Measure now and then, because a virtual machine may change its speed.
             self.logs_until = math.inf
-            self._overheads.append(self._measure_overhead())
+            try:
+                self._overheads.append(self._measure_overhead())
+            finally:
+                self.logs_until = 0.0
             self._sampler.log.clear()
             now = self._short_begun = time.perf_counter()
             # Equinox can serve calls only of functions whose results are the same.
@@ -200,7 +203,7 @@ class Spans:
         return calls[n_cold:]
 
     def _compare(self, calls: list[list[Any]]) -> None:
-        """Add the spans between these logged calls to the blocks of the same pairs of functions."""
+        """Add the spans between these logged calls to the groups of the same pairs of functions."""
         found: defaultdict[tuple[Any, Any], list[float]] = defaultdict(list)
         pairs = itertools.pairwise(calls)
         for (function, served_by, begun, ended, work), (after, _, end, *_) in pairs:
@@ -218,9 +221,9 @@ class Spans:
             if self.mode is OURS and short:
                 # As many as in a short block, so that a group meets rare work as often.
                 n = min(n, short[0][1])
-            groups = alike.setdefault(self.mode, [])
-            for i in range(0, len(spans) - n + 1, n):
-                groups.append((sum(spans[i : i + n]), n))
+            groups = [(sum(spans[i : i + n]), n) for i in range(0, len(spans) - n + 1, n)]
+            # In one step, because an interrupt must not leave a mode without groups.
+            alike[self.mode] = [*alike.get(self.mode, []), *groups]
 
     # --- Figures ------------------------------------------------------------------------------
 
@@ -262,6 +265,7 @@ class Spans:
         """The seconds that all spans would take longer under Equinox; NaN if they aren't known.
 
         They are known if most of the time of the spans is that of functions that Equinox served.
+        All other spans are taken to last as long under both.
         """
         excess = known = unknown = 0.0
         n_calls = Counter[Any]()

@@ -178,7 +178,7 @@ class Swap:
         # programs are freed. Equinox's own caches keep a function that was compared.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
         # The rows of the functions, and the lines of the operations, for which JAX has compiled
-        # something, with the number of calls before the end of the first time.
+        # something, with the number of all calls when the first compilation ended.
         self._compiled: dict[Any, int] = {}
         # The seconds that comparisons have taken, without compilations.
         self._comparing = 0.0
@@ -355,9 +355,12 @@ class Swap:
             if compared is None and thread.trace is not None and outcome.error is None:
                 # The call was to be served as usual, but turned out to trace.
                 tried.n_due = N_FIRST
+                parts = tried.parts_of(args, kwargs)
                 # If the function donates, the arguments are gone. The next calls are compared.
                 if not tried.donates and self._may_compare(tried):
-                    compared = tried.parts_of(args, kwargs)
+                    compared = parts
+                elif parts is not None:
+                    tried.uncompared.add(parts.kind)
             if compared is not None and not tried.is_excluded:
                 self._compare(to, compared, outcome)
         finally:
@@ -418,7 +421,7 @@ class Swap:
             # The function has no signature, for example, as some builtin functions.
             tried.exclude(f"Equinox can't wrap it: {error}")
             return
-        tried.compare(to.ours, theirs, parts, ours, thread.trace is None)
+        tried.compare(to.ours, theirs, parts, ours)
         self._comparing += time.perf_counter() - begun - (thread.compiling - compiling)
 
     # --- What JAX compiles --------------------------------------------------------------------

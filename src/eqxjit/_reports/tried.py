@@ -58,7 +58,7 @@ class _Comparison(threading.local):
 
     - `nested_mode`: tells who serves the jitted functions that are called inside another jitted
         function: `THEIRS` or `ANEW` while a call runs under Equinox to be compared, else `OURS`.
-    - `n_traces`: how many functions JAX has traced so far, without those within another trace.
+    - `n_traces`: how many traces JAX has reported so far. A comparison checks whether it grows.
     """
 
     nested_mode = OURS
@@ -110,6 +110,7 @@ class Tried:
     - `n_due`: how many of the next calls are examined, because their kind may not have been
         compared often enough. Zero or negative if no call is.
     - `by_kind`: how many calls of each kind were compared.
+    - `uncompared`: the kinds of calls that eqxjit traced in a call that wasn't compared.
     - `traced`: the avals and the static objects of calls for which Equinox has traced the function,
         with the same results, by their entries.
     - `unequal`: the first difference found at each path.
@@ -129,6 +130,7 @@ class Tried:
     n_short: int = 0
     n_due: int = N_FIRST
     by_kind: Counter[Any] = dataclasses.field(default_factory=Counter)
+    uncompared: set[Any] = dataclasses.field(default_factory=set)
     traced: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
     unequal: dict[str, Unequal] = dataclasses.field(default_factory=dict)
     known: str = ""
@@ -224,13 +226,10 @@ class Tried:
         ]
         return parts._replace(arrays=arrays)
 
-    def compare(
-        self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome, was_traced: bool
-    ) -> None:
+    def compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
         """Run a call under Equinox, and keep how its outcome differs from that of eqxjit.
 
-        `theirs` is the same function as `wrapper`, under Equinox's `filter_jit`. `was_traced` tells
-        whether eqxjit has traced the call earlier.
+        `theirs` is the same function as `wrapper`, under Equinox's `filter_jit`.
         """
         # A trace may draw random numbers, which are the program's. While other threads run, what
         # they draw meanwhile would be drawn once more.
@@ -239,7 +238,7 @@ class Tried:
         if others == [threading.current_thread()]:
             states = random.getstate(), np.random.get_state()
         try:
-            self._compare(wrapper, theirs, parts, ours, was_traced)
+            self._compare(wrapper, theirs, parts, ours)
         except Exception as error:
             # The program must not fail because a comparison does, for lack of memory, for example.
             if comes_from_signal_handler(error):
@@ -253,9 +252,7 @@ class Tried:
         if not self.is_excluded:
             self.by_kind[parts.kind] += 1
 
-    def _compare(
-        self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome, was_traced: bool
-    ) -> None:
+    def _compare(self, wrapper: Any, theirs: Any, parts: Parts, ours: Outcome) -> None:
         n_traces = comparing.n_traces
         of_equinox = self._run(theirs, parts, THEIRS)
         # If not, Equinox has used a trace of a call with the same key, maybe with an equal value.
@@ -274,7 +271,7 @@ class Tried:
                 return
             # The function may read something that has changed since eqxjit traced it. Otherwise, a
             # difference isn't excused by a new trace, because a fault of the fast path isn't in it.
-            is_older = self.was_traced or (was_traced and is_traced)
+            is_older = self.was_traced or parts.kind in self.uncompared
             options = self.options
             ours_anew = filter_jit(new, donate=options.donate, **dict(options.jit_arguments))
             may_differ = is_older or of_equinox.error is not None
