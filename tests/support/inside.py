@@ -37,3 +37,9 @@ def clear_tables() -> None:
 def forget_families() -> None:
     """Forget the functions with which later functions would be compared."""
     _history._family_of.cache_clear()
+
+
+def interceptor_of(trial, wrapper):
+    """What a trial that is on calls instead of a wrapper."""
+    _, interceptor = trial._swap._intercepted[id(wrapper)]
+    return interceptor

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support.inside import interceptor_of
 from tests.support.processes import python
 
 X = jnp.ones(3)
@@ -671,7 +672,7 @@ def test_a_call_that_gets_the_result_of_another_value_is_named():
     with eqxjit.trial() as trial:
         for _ in range(5):
             scaled(X, 1)
-        _, interceptor = trial._swap._intercepted[id(scaled)]
+        interceptor = interceptor_of(trial, scaled)
         interceptor.ours = Stale(interceptor.ours)
         for _ in range(5):
             scaled(X, 2)
