@@ -222,8 +222,11 @@ class Spans:
                 # As many as in a short block, so that a group meets rare work as often.
                 n = min(n, short[0][1])
             groups = [(sum(spans[i : i + n]), n) for i in range(0, len(spans) - n + 1, n)]
-            # In one step, because an interrupt must not leave a mode without groups.
-            alike[self.mode] = [*alike.get(self.mode, []), *groups]
+            # Not `setdefault`, after which an interrupt would leave a mode without groups.
+            if self.mode in alike:
+                alike[self.mode] += groups
+            else:
+                alike[self.mode] = groups
 
     # --- Figures ------------------------------------------------------------------------------
 

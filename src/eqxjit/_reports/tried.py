@@ -147,7 +147,7 @@ class Tried:
 
     @property
     def compared(self) -> int:
-        """How many calls were compared."""
+        """The number of calls that were compared."""
         return self.by_kind.total()
 
     @property
