@@ -310,6 +310,8 @@ def test_a_function_that_differs_from_trace_to_trace_is_listed():
         return x + numbers[0]
 
     row, trial = tried(step, jnp.ones(3))
+    assert row.verdict == "not compared: its results differ from trace to trace"
+    assert (row.compared, row.differences) == (0, [])
     assert "from trace to trace" in row.effects
     assert not trial.is_wrong
 

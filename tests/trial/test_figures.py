@@ -708,6 +708,19 @@ def test_a_function_that_equinox_never_served_is_not_taken_for_another():
     assert trial.seconds_steady_equinox != trial.seconds_steady_equinox
 
 
+def test_a_function_that_another_calls_first_is_timed_under_equinox_too():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    outer = eqxjit.filter_jit(lambda x: double(x) + 1)
+    with eqxjit.trial() as trial:
+        for _ in range(5):
+            outer(X)
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            double(X), outer(X)
+    assert all(row.seconds_equinox > 0 for row in trial.functions)
+    assert len(trial.functions) == 2
+
+
 def test_reading_arrays_within_a_function_of_jax_is_waiting():
     @eqxjit.filter_jit
     def compute(x):
