@@ -20,6 +20,23 @@ class Flags:
     unread: bool
     must_wait: bool
 
+class Log:
+    """The base class of `Log` in `_reports`, with the fields that each logged call reads."""
+
+    clock: Callable[[], float]
+    mode: Any
+    called: Any
+    times: Any
+    latest: Any
+    begun: float
+    ended: float
+    offset: float
+    logs_until: float
+    thread: int
+    is_inside: bool
+    has_compiled: bool
+    def take(self) -> list[list[Any]]: ...
+
 class Fast:
     """The fast path of an entry."""
 
@@ -61,4 +78,6 @@ def connect(
 def match(
     wrapper: JitFunction, /, *args: Any, **kwargs: Any
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]] | None: ...
-def intercept(wrapper: JitFunction, interceptor: Callable[..., Any] | None, /) -> None: ...
+def intercept(
+    wrapper: JitFunction, interceptor: Callable[..., Any] = ..., log: Log = ..., /
+) -> None: ...

@@ -43,7 +43,7 @@ Invariants:
 
 /* The version of the interface between this file and the Python code. Raise it here and in _compat.py with each change
    of the interface, because a stale build may be installed. */
-#define INTERFACE 65
+#define INTERFACE 66
 
 /* The kinds of nodes in a spec. _spec/tree.py has the same numbers. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -55,15 +55,16 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 #define HEAD 3
 #define KIND(spec) PyLong_AsLong(PyTuple_GET_ITEM(spec, 0))
 
-/* The names of methods and attributes that this file looks up. */
+/* The names of methods and attributes that this file looks up, and of the mode in which it logs calls. */
 #define NAMES(DO)                                                                                          \
     DO(failed_fast) DO(finish_fast) DO(make_matched_call) DO(block_until_ready) DO(entry)                  \
-    DO(hash) DO(value) DO(identity_suffices) DO(content) DO(dtype) DO(isnative) DO(copy)
+    DO(hash) DO(value) DO(identity_suffices) DO(content) DO(dtype) DO(isnative) DO(copy)                   \
+    DO(tried) DO(n_due) DO(account) DO(ours)
 #define DECLARE(name) PyObject *name;
 
 /* The state of the module. */
 typedef struct {
-    PyTypeObject *static_type, *flags_type, *fast_type, *dispatcher_type;
+    PyTypeObject *static_type, *flags_type, *log_type, *fast_type, *dispatcher_type;
 
     /* `setup` sets the fields from here to `is_repeated`. */
     PyObject *array_mark;       /* ARRAY, which stands for an array in a spec */
@@ -93,7 +94,8 @@ typedef struct {
     DO(is_for_slow_path) DO(is_repeated)
 /* All fields of the state. Each of them is a reference. */
 #define STATE_FIELDS(DO)                                                                                   \
-    DO(static_type) DO(flags_type) DO(fast_type) DO(dispatcher_type) FROM_PYTHON(DO) NAMES(DO) DO(empty)
+    DO(static_type) DO(flags_type) DO(log_type) DO(fast_type) DO(dispatcher_type) FROM_PYTHON(DO)           \
+    NAMES(DO) DO(empty)
 
 static struct PyModuleDef module_def;
 
@@ -237,6 +239,83 @@ static PyType_Slot flags_slots[] = {
 
 TYPE(Flags, flags, "Flags", Py_TPFLAGS_BASETYPE)
 
+/* --- Log: the base class of Log in _reports/log.py ------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *clock;      /* a function that returns the time in seconds */
+    PyObject *mode;       /* who serves the calls; only while eqxjit does, they are logged here */
+    PyObject *called;     /* a list of the functions of the calls that `take` hasn't returned yet */
+    PyObject *times;      /* a bytearray with two doubles for each of them, its begin and end, and room for more */
+    PyObject *latest;     /* the function that was called last */
+    double begun;         /* when this call began */
+    double ended;         /* when it ended */
+    double offset;        /* the logged times are this much less than those of the clock */
+    double logs_until;    /* calls that begin later are made by the interceptor */
+    unsigned long thread; /* the thread whose calls are logged */
+    char is_inside;       /* whether the thread is inside a call */
+    char has_compiled;    /* whether JAX has compiled something in this call */
+} Log;
+
+#define LOG_FIELDS(DO)                                                                                     \
+    DO(self->clock); DO(self->mode); DO(self->called); DO(self->times); DO(self->latest);
+COLLECTED(Log, log, LOG_FIELDS)
+
+/* Returns how many calls `take` would return, or -1 if there is no room for n_more calls. */
+static Py_ssize_t count_calls(Log *self, Py_ssize_t n_more) {
+    if (self->called == NULL || !PyList_CheckExact(self->called)) return -1;
+    if (self->times == NULL || !PyByteArray_CheckExact(self->times)) return -1;
+    Py_ssize_t n = PyList_GET_SIZE(self->called);
+    return (n + n_more) * 2 * (Py_ssize_t)sizeof(double) <= PyByteArray_GET_SIZE(self->times) ? n : -1;
+}
+
+static PyObject *log_take(Log *self, PyObject *Py_UNUSED(args)) {
+    State *state = state_of(Py_TYPE(self));
+    Py_ssize_t n = count_calls(self, 0);
+    if (n < 0) return MALFORMED(NULL);
+    PyObject *rows = PyList_New(0);
+    for (Py_ssize_t i = 0; rows != NULL && i < n; i++) {
+        double times[2];
+        memcpy(times, PyByteArray_AS_STRING(self->times) + i * (Py_ssize_t)sizeof(times), sizeof(times));
+        PyObject *function = PyList_GET_ITEM(self->called, i);
+        PyObject *row = Py_BuildValue("[OOddd]", function, state->ours, times[0], times[1], 0.0);
+        if (row == NULL || PyList_Append(rows, row) < 0) Py_CLEAR(rows);
+        Py_XDECREF(row);
+    }
+    if (rows != NULL && PyList_SetSlice(self->called, 0, n, NULL) < 0) Py_CLEAR(rows);
+    return rows;
+}
+
+static PyMethodDef log_methods[] = {
+    {"take", (PyCFunction)log_take, METH_NOARGS,
+     "take(): returns the calls that were logged here since the last `take`, each as [function, mode, begun, ended, 0.0]."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef log_members[] = {
+    {"clock", T_OBJECT, offsetof(Log, clock), 0, NULL},
+    {"mode", T_OBJECT, offsetof(Log, mode), 0, NULL},
+    {"called", T_OBJECT, offsetof(Log, called), 0, NULL},
+    {"times", T_OBJECT, offsetof(Log, times), 0, NULL},
+    {"latest", T_OBJECT, offsetof(Log, latest), 0, NULL},
+    {"begun", T_DOUBLE, offsetof(Log, begun), 0, NULL},
+    {"ended", T_DOUBLE, offsetof(Log, ended), 0, NULL},
+    {"offset", T_DOUBLE, offsetof(Log, offset), 0, NULL},
+    {"logs_until", T_DOUBLE, offsetof(Log, logs_until), 0, NULL},
+    {"thread", T_ULONG, offsetof(Log, thread), 0, NULL},
+    {"is_inside", T_BOOL, offsetof(Log, is_inside), 0, NULL},
+    {"has_compiled", T_BOOL, offsetof(Log, has_compiled), 0, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot log_slots[] = {
+    {Py_tp_doc, "The fields that each logged call reads and sets."},
+    COLLECTED_SLOTS(log),
+    {Py_tp_methods, log_methods},
+    {Py_tp_members, log_members},
+    {0, NULL}};
+
+TYPE(Log, log, "Log", Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE)
+
 /* --- Calls in flight ----------------------------------------------------------------------------- */
 
 /* The record of a call while JAX runs it. It borrows its references from the C function that makes the call, except
@@ -295,20 +374,25 @@ static PyObject *run_in_flight(PyObject *jitted, PyObject *const *arrays, size_t
     return output;
 }
 
+/* Calls a method of the first of n_first objects with the other ones, followed by the arguments of a call. */
+static PyObject *call_method(PyObject *name, PyObject *const *first, Py_ssize_t n_first, const InFlight *call) {
+    Py_ssize_t n = count_arguments(call);
+    PyObject *small[16];
+    PyObject **all = allocate(small, 16, n_first + n);
+    if (all == NULL) return NULL;
+    memcpy((void *)all, (void *)first, (size_t)n_first * sizeof(PyObject *));
+    if (n > 0) memcpy((void *)(all + n_first), (void *)call->args, (size_t)n * sizeof(PyObject *));
+    PyObject *result = PyObject_VectorcallMethod(name, all, (size_t)(n_first + call->n_args), call->kwnames);
+    /* Not `release`, because these references are borrowed. */
+    if (all != small) PyMem_Free((void *)all);
+    return result;
+}
+
 /* Returns the Call of a call in flight, borrowed from `call`. Creates the Call if there is none yet. */
 static PyObject *call_of(State *state, InFlight *call) {
     if (call->call != NULL) return call->call;
-    Py_ssize_t n = count_arguments(call);
-    PyObject *small[16];
-    PyObject **all = allocate(small, 16, 2 + n);
-    if (all == NULL) return NULL;
-    all[0] = call->handler;
-    all[1] = call->entry;
-    if (n > 0) memcpy((void *)(all + 2), (void *)call->args, (size_t)n * sizeof(PyObject *));
-    size_t n_positional = (size_t)(2 + call->n_args);
-    PyObject *made = PyObject_VectorcallMethod(state->make_matched_call, all, n_positional, call->kwnames);
-    /* Not `release`, because these references are borrowed. */
-    if (all != small) PyMem_Free((void *)all);
+    PyObject *first[] = {call->handler, call->entry};
+    PyObject *made = call_method(state->make_matched_call, first, 2, call);
     if (made != NULL) Py_XSETREF(call->call, made);
     return made;
 }
@@ -366,6 +450,7 @@ typedef struct {
     PyObject *fun_statics; /* a tuple of the wrapped function's static objects */
     PyObject *names;       /* the names of parameters that take positional arguments; see `argument` */
     PyObject *interceptor; /* the callable that `intercept` puts in the place of this wrapper's calls */
+    PyObject *log;         /* the Log of calls that need no interceptor */
 } Dispatcher;
 
 /* The number of pointers that a walk has room for without allocating memory. Most calls need no more. */
@@ -1154,20 +1239,28 @@ static inline void release_walk(Walk *walk) {
     Py_DECREF(walk->fast);
 }
 
+/* Makes a call by the first fast path that matches. Returns 0 if there is none. If it returns 1, `*result` is the
+   result, or NULL if an error is set. */
+static inline int call_first(Dispatcher *self, InFlight *call, PyObject **result) {
+    Walk walk;
+    int matches = find_fast(&walk, self, call);
+    if (matches > 0) {
+        call->entry = walk.fast->entry;
+        *result = call_fast(&walk, call);
+        release_walk(&walk);
+        return 1;
+    }
+    *result = NULL;
+    return matches < 0 && clear_error_if(self->state->is_for_slow_path) <= 0;
+}
+
 /* Implements the call of a wrapper. */
 static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
     InFlight call = {
         .handler = self->handler, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
-    Walk walk;
-    int matches = find_fast(&walk, self, &call);
-    if (matches > 0) {
-        call.entry = walk.fast->entry;
-        PyObject *result = call_fast(&walk, &call);
-        release_walk(&walk);
-        return result;
-    }
-    if (matches < 0 && clear_error_if(self->state->is_for_slow_path) <= 0) return NULL;
+    PyObject *result;
+    if (call_first(self, &call, &result)) return result;
     PyObject *otherwise = self->otherwise;
     if (otherwise == NULL) {
         /* `connect` hasn't been called yet, or the garbage collector has cleared the wrapper. */
@@ -1176,7 +1269,7 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
     }
     /* The call may have `connect` replace `otherwise`, which drops the wrapper's reference. */
     Py_INCREF(otherwise);
-    PyObject *result = PyObject_Vectorcall(otherwise, args, n_args_flag, kwnames);
+    result = PyObject_Vectorcall(otherwise, args, n_args_flag, kwnames);
     Py_DECREF(otherwise);
     return result;
 }
@@ -1202,7 +1295,7 @@ static PyObject *match_only(PyObject *module, PyObject *const *args, Py_ssize_t 
 
 #define DISPATCHER_FIELDS(DO)                                                                              \
     DO(self->otherwise); DO(self->handler); DO(self->fasts); DO(self->fun_arrays); DO(self->fun_statics);  \
-    DO(self->names); DO(self->interceptor);
+    DO(self->names); DO(self->interceptor); DO(self->log);
 COLLECTED(Dispatcher, dispatcher, DISPATCHER_FIELDS)
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
@@ -1237,25 +1330,109 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Returns the function that an interceptor stands for if its next call needs only to be logged, or NULL, which may
+   be because of an error. `tried` and `n_due` are explained in _reports. */
+static PyObject *function_to_log(State *state, PyObject *interceptor) {
+    PyObject *tried = PyObject_GetAttr(interceptor, state->tried);
+    if (tried == NULL || tried == Py_None) {
+        Py_XDECREF(tried);
+        return NULL;
+    }
+    PyObject *n_due = PyObject_GetAttr(tried, state->n_due);
+    int is_due = n_due == NULL || PyLong_AsLong(n_due) > 0;
+    Py_XDECREF(n_due);
+    if (is_due) Py_CLEAR(tried);
+    return tried;
+}
+
+/* Sets `*time` to the time of a log. Returns 0, or -1 if an error is set. */
+static int read_clock(Log *log, double *time) {
+    PyObject *now = PyObject_CallNoArgs(log->clock);
+    *time = now == NULL ? -1.0 : PyFloat_AsDouble(now);
+    Py_XDECREF(now);
+    if (*time == -1.0 && PyErr_Occurred()) return -1;
+    *time -= log->offset;
+    return 0;
+}
+
+/* Adds the latest call to a log, now that it has ended. Returns 0, or -1 if an error is set. */
+static int log_call(Log *log) {
+    if (read_clock(log, &log->ended) < 0) return -1;
+    Py_ssize_t n = count_calls(log, 1);
+    if (n < 0) return 0;
+    double times[] = {log->begun, log->ended};
+    memcpy(PyByteArray_AS_STRING(log->times) + n * (Py_ssize_t)sizeof(times), times, sizeof(times));
+    return PyList_Append(log->called, log->latest);
+}
+
+/* Has an interceptor account for a call that has failed, or in which JAX has compiled. Returns the result of the call,
+   or NULL if an error is set. Steals the reference to `result`, which is NULL if the call has set an error. */
+static PyObject *account(PyObject *interceptor, State *state, InFlight *call, PyObject *result) {
+    PyObject *error = result == NULL ? take_error() : NULL;
+    PyObject *first[] = {interceptor, result == NULL ? Py_None : result, error == NULL ? Py_None : error};
+    PyObject *answer = call_method(state->account, first, 3, call);
+    if (answer == NULL) {
+        Py_CLEAR(result);
+        Py_CLEAR(error);
+    }
+    else if (error != NULL) set_error(error);
+    Py_XDECREF(answer);
+    return result;
+}
+
+/* Makes and logs a call in place of the interceptor. Returns 0 if it needs the interceptor, or has no fast path. If it
+   returns 1, `*result` is the result, or NULL if an error is set. */
+static int call_logged(Dispatcher *self, Log *log, PyObject *interceptor, InFlight *call, PyObject **result) {
+    if (log->is_inside || log->thread != PyThread_get_thread_ident()) return 0;
+    if (log->mode != self->state->ours) return 0;
+    if (count_calls(log, 1) < 0) return 0;
+    *result = NULL;
+    double begun;
+    if (read_clock(log, &begun) < 0) return 1;
+    if (begun + log->offset >= log->logs_until) return 0;
+    PyObject *function = function_to_log(self->state, interceptor);
+    if (function == NULL) return PyErr_Occurred() != NULL;
+    Py_XSETREF(log->latest, function);
+    log->begun = begun;
+    log->is_inside = 1;
+    int is_made = call_first(self, call, result);
+    if (*result != NULL && log_call(log) < 0) Py_CLEAR(*result);
+    if (is_made && (*result == NULL || log->has_compiled)) *result = account(interceptor, self->state, call, *result);
+    log->is_inside = 0;
+    log->has_compiled = 0;
+    return is_made;
+}
+
 static PyObject *call_interceptor(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
-    PyObject *interceptor = ((Dispatcher *)callable)->interceptor;
+    Dispatcher *self = (Dispatcher *)callable;
     /* The garbage collector has cleared the wrapper. `dispatch` then raises an error. */
-    if (interceptor == NULL) return dispatch(callable, args, n_args_flag, kwnames);
-    /* Code that runs in this call may end the interception, which drops the wrapper's reference. */
-    Py_INCREF(interceptor);
-    PyObject *result = PyObject_Vectorcall(interceptor, args, n_args_flag, kwnames);
+    if (self->interceptor == NULL) return dispatch(callable, args, n_args_flag, kwnames);
+    InFlight call = {
+        .handler = self->handler, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
+    PyObject *result;
+    /* Code that runs in this call may end the interception, which drops the wrapper's references. */
+    PyObject *interceptor = Py_NewRef(self->interceptor);
+    PyObject *log = Py_XNewRef(self->log);
+    if (log == NULL || !call_logged(self, (Log *)log, interceptor, &call, &result)) {
+        result = PyObject_Vectorcall(interceptor, args, n_args_flag, kwnames);
+    }
+    Py_XDECREF(log);
     Py_DECREF(interceptor);
     return result;
 }
 
 static PyObject *intercept(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
-    PyObject *wrapper, *interceptor;
-    if (!PyArg_ParseTuple(args, "O!O:intercept", state->dispatcher_type, &wrapper, &interceptor)) return NULL;
+    PyObject *wrapper, *interceptor = NULL, *log = NULL;
+    if (!PyArg_ParseTuple(args, "O!|OO!:intercept", state->dispatcher_type, &wrapper, &interceptor, state->log_type,
+                          &log)) {
+        return NULL;
+    }
     Dispatcher *self = (Dispatcher *)wrapper;
     /* Wrappers without an interceptor have a different `vectorcall`, so their calls needn't check for one. */
-    self->vectorcall = interceptor == Py_None ? dispatch : call_interceptor;
-    Py_XSETREF(self->interceptor, Py_NewRef(interceptor));
+    self->vectorcall = interceptor == NULL ? dispatch : call_interceptor;
+    Py_XSETREF(self->interceptor, Py_XNewRef(interceptor));
+    Py_XSETREF(self->log, Py_XNewRef(log));
     Py_RETURN_NONE;
 }
 
@@ -1393,9 +1570,10 @@ static void module_free(void *module) {
 
 static int module_exec(PyObject *module) {
     State *state = PyModule_GetState(module);
-    PyType_Spec *specs[] = {&static_spec, &flags_spec, &fast_spec, &dispatcher_spec};
-    PyTypeObject **types[] = {&state->static_type, &state->flags_type, &state->fast_type, &state->dispatcher_type};
-    for (int i = 0; i < 4; i++) {
+    PyType_Spec *specs[] = {&static_spec, &flags_spec, &log_spec, &fast_spec, &dispatcher_spec};
+    PyTypeObject **types[] = {&state->static_type, &state->flags_type, &state->log_type, &state->fast_type,
+                              &state->dispatcher_type};
+    for (int i = 0; i < 5; i++) {
         *types[i] = (PyTypeObject *)PyType_FromModuleAndSpec(module, specs[i], NULL);
         if (*types[i] == NULL || PyModule_AddType(module, *types[i]) < 0) return -1;
     }
@@ -1433,7 +1611,8 @@ static PyMethodDef module_methods[] = {
      "match(wrapper, *args, **kwargs): returns the entry of the fast path that would serve this call, and the tuples of "
      "the call's arrays and static objects; None if there is no such fast path."},
     {"intercept", intercept, METH_VARARGS,
-     "intercept(wrapper, interceptor): has calls of a wrapper call the interceptor instead. None ends that."},
+     "intercept(wrapper, interceptor, log): has calls of a wrapper call the interceptor instead. With a log, calls that "
+     "need only be logged are made and logged here. Without an interceptor, calls are as usual again."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import types
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from dis import opmap
 from linecache import getlines
 from typing import Any
@@ -19,6 +19,7 @@ import jax
 from .._core.wrapper import JitFunction
 from .._places import OUR_FILES, CallSite, is_jaxs, is_users
 from .._text import suppressed
+from .log import Log
 from .timer import Timer
 
 CALLS = "jitted calls"
@@ -44,9 +45,6 @@ _READS = "_value", "__array__"
 
 _PjitFunction = type(jax.jit(abs))
 
-# At most this many calls are logged, the latest ones.
-_MAX_LOGGED = 5_000
-
 # Other threads are sampled in one of this many ticks.
 _ONE_IN = 20
 
@@ -66,31 +64,23 @@ Place = tuple[str, CallSite]
 class Sampler:
     """Samples the main thread from `start` to `stop`, by a clock that the trial can stop.
 
-    - `latest`, `begun`: the `Tried` of the function that was called last, and when, by the clock.
+    - `log`: the log of the main thread's calls.
     - `places`: the seconds spent in each place, by `function_of`, since `Spans` has taken them.
-    - `log`: the latest calls, each as a list of five: the function's `Tried`, the mode in which it
-        was served, when it began and ended, by the clock, and for how many seconds until the next
-        call Python was at work or JAX compiled.
     - `waited_in_calls`: the seconds for which jitted calls waited for computations, a part of those
         of `WAITING`.
     - `others`: how often each other thread was found in each place, by the thread's name.
     - `timer`: the timer that interrupts the main thread.
-    - `offset`: by how much the clock is behind `time.perf_counter` while it runs. To leave out
-        seconds that have passed, the trial adds them.
     """
 
-    def __init__(self, entrance: types.CodeType):
-        """`entrance` is the code through which all jitted calls go."""
+    def __init__(self, log: Log, entrance: types.CodeType):
+        """`entrance` is the code through which all jitted calls go, except those that C logs."""
+        self.log = log
         self.places: defaultdict[tuple[Place, Any], float] = defaultdict(float)
-        self.latest: Any = None
-        self.begun = 0.0
-        self.log: deque[list[Any]] = deque(maxlen=_MAX_LOGGED)
         self.waited_in_calls = 0.0
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
         self.timer = Timer(self._tick)
         self._entrance = entrance
         self._main = threading.get_ident()
-        self.offset = 0.0
         # When the clock was stopped; None while it runs. It stands at zero until the start.
         self._stopped: float | None = 0.0
         self._n_ticks = 0
@@ -118,18 +108,24 @@ class Sampler:
     def release(self, now: float) -> None:
         """Let the clock run again, if the main thread has stopped it and goes on."""
         if self._stopped is not None and threading.get_ident() == self._main:
-            self.offset += now - self._stopped
+            self.log.offset += now - self._stopped
             self._stopped = None
 
     def clock(self) -> float:
         """Return the seconds since the start, without those for which the clock was held."""
         now = time.perf_counter() if self._stopped is None else self._stopped
-        return now - self.offset
+        return now - self.log.offset
 
     # --- Samples ------------------------------------------------------------------------------
 
-    def place_of(self, innermost: types.FrameType | None, may_read_locals: bool = True) -> Place:
-        """Return what a thread is doing, and for which line of the user's."""
+    def place_of(
+        self, innermost: types.FrameType | None, is_in_call: bool = False, is_main: bool = True
+    ) -> Place:
+        """Return what a thread is doing, and for which line of the user's.
+
+        `is_in_call` tells whether it is inside a jitted call that may have no frame. The variables
+        of a thread that runs on meanwhile, other than the main thread, aren't read.
+        """
         line = of_jax = kind = None
         if innermost is not None and _is_users_beginning(innermost):
             # Python checks for signals when a function begins, but not after `a @ b` or `x = y`.
@@ -159,10 +155,14 @@ class Sampler:
         if kind is not None:
             return kind, line
         if of_jax is not None:
-            return _KIND_OF_NAME.get(of_jax, OPERATIONS), line
+            kind = _KIND_OF_NAME.get(of_jax, OPERATIONS)
+        if is_in_call:
+            return WAITING if kind is WAITING else CALLS, line
+        if kind is not None:
+            return kind, line
         if innermost is None or innermost.f_code.co_filename.startswith(OUR_FILES):
             return PYTHON, line
-        return _kind_of_call(innermost, may_read_locals), line
+        return _kind_of_call(innermost, is_main), line
 
     def function_of(self, kind: str) -> Any:
         """Return the `Tried` of the function that work of a kind belongs to; None for no function.
@@ -170,8 +170,8 @@ class Sampler:
         Only calls and waiting take more or less time if Equinox serves the calls. A program that
         waits long after its last call waits for something else.
         """
-        if kind is CALLS or (kind is WAITING and self.clock() - self.begun < _RECENT):
-            return self.latest
+        if kind is CALLS or (kind is WAITING and self.clock() - self.log.begun < _RECENT):
+            return self.log.latest
         return None
 
     def add(self, place: Place, function: Any, seconds: float) -> None:
@@ -182,13 +182,13 @@ class Sampler:
     def forget_call(self) -> None:
         """Forget what was found since the call under way has begun."""
         begun, found = self._since
-        if begun == self.begun:
+        if begun == self.log.begun:
             # A tick may come during the loop, and add another key.
             for key, seconds in [*found.items()]:
                 self.places[key] -= seconds
             found.clear()
 
-    def _tick(self, frame: types.FrameType, seconds: float) -> None:
+    def _tick(self, frame: types.FrameType, due: float, seconds: float) -> None:
         if self._stopped is not None:
             return
         self.hold(time.perf_counter())
@@ -197,7 +197,7 @@ class Sampler:
             # The program's stack may be too deep for another call, and a class of the user's may
             # raise an error if it is asked for an attribute.
             with suppressed:
-                place = self.place_of(frame)
+                place = self.place_of(frame, self._is_in_call(due))
                 if place[0] is CALLS and self._has_waited(frame):
                     place = WAITING, place[1]
                     self.waited_in_calls += seconds
@@ -207,13 +207,22 @@ class Sampler:
         finally:
             key = place, self.function_of(place[0])
             self.places[key] += seconds
-            if self._since[0] != self.begun:
-                self._since = self.begun, defaultdict(float)
+            if self._since[0] != self.log.begun:
+                self._since = self.log.begun, defaultdict(float)
             self._since[1][key] += seconds
-            if place[0] is PYTHON and self.log:
-                self.log[-1][-1] += seconds
+            if place[0] is PYTHON and self.log.rows:
+                self.log.rows[-1][-1] += seconds
             self._seen = _clocks()
             self.release(self._seen[0])
+
+    def _is_in_call(self, due: float) -> bool:
+        """Return whether a jitted call was under way when a tick was due.
+
+        A call that C has logged has no frame of ours, and is usually over when the tick comes.
+        """
+        if self.log.is_inside:
+            return True
+        return self.log.begun <= due - self.log.offset < self.log.ended
 
     def _has_waited(self, frame: types.FrameType) -> bool:
         """Return whether a jitted call that was interrupted has waited for a computation.
@@ -222,11 +231,11 @@ class Sampler:
         the system gives this thread's core to the computation that the call has started. While it
         waits, other threads of the process run instead of this one.
         """
-        if self.latest is None or is_jaxs(frame.f_code.co_filename):
+        if self.log.latest is None or is_jaxs(frame.f_code.co_filename):
             # Below a warm call there is no frame of JAX's. Otherwise, JAX compiles.
             return False
-        call = self.clock() - self.begun
-        if call < self.latest.least + _LONG_CALL:
+        call = self.clock() - self.log.begun
+        if call < self.log.latest.least + _LONG_CALL:
             return False
         seconds, mine, everyones = (
             now - seen for now, seen in zip(_clocks(), self._seen, strict=True)
@@ -240,7 +249,7 @@ class Sampler:
         # the stack.
         del frames[self._main]
         for ident, frame in frames.items():
-            place = self.place_of(frame, may_read_locals=False)
+            place = self.place_of(frame, is_main=False)
             self.others[names.get(ident, str(ident))][place] += 1
 
 
@@ -280,8 +289,7 @@ def _kind_of_call(frame: types.FrameType, may_read_locals: bool) -> str:
         return PYTHON
     if isinstance(call.func, ast.Attribute) and call.func.attr == "block_until_ready":
         return WAITING
-    variables = _variables_in(frame, may_read_locals)
-    function = _value_of(call.func, variables)
+    function = _value_of(call.func, frame, may_read_locals)
     module = str(getattr(function, "__module__", None) or "").partition(".")[0]
     if isinstance(function, JitFunction):
         return CALLS
@@ -292,7 +300,7 @@ def _kind_of_call(frame: types.FrameType, may_read_locals: bool) -> str:
     if module == "numpy" and name in ("array", "asarray") and call.args:
         # The argument is unknown if it is the result of another call, for example. Such a result
         # is an array of JAX more often than not.
-        given = _value_of(call.args[0], variables)
+        given = _value_of(call.args[0], frame, may_read_locals)
         return WAITING if isinstance(given, jax.Array) or given is _UNKNOWN else PYTHON
     return _KIND_OF_NAME.get(name, OPERATIONS) if module in ("jax", "jaxlib") else PYTHON
 
@@ -323,7 +331,7 @@ _UNKNOWN = object()
 _READ_LOCALS = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
 
 
-def _value_of(node: ast.expr, variables: dict[str, Any]) -> Any:
+def _value_of(node: ast.expr, frame: types.FrameType, may_read_locals: bool) -> Any:
     """Return the value of an expression if that takes no code to run; else `_UNKNOWN`.
 
     For a list or a tuple, an empty tuple is returned, which is enough to tell it from an array.
@@ -333,10 +341,10 @@ def _value_of(node: ast.expr, variables: dict[str, Any]) -> Any:
     if isinstance(node, (ast.List, ast.ListComp, ast.Tuple)):
         return ()
     if isinstance(node, ast.Name):
-        return variables.get(node.id, getattr(builtins, node.id, _UNKNOWN))
+        return _variable(node.id, frame, may_read_locals)
     if not isinstance(node, ast.Attribute):
         return _UNKNOWN
-    owner = _value_of(node.value, variables)
+    owner = _value_of(node.value, frame, may_read_locals)
     if owner is _UNKNOWN:
         return _UNKNOWN
     found = inspect.getattr_static(owner, node.attr, _UNKNOWN)
@@ -344,22 +352,26 @@ def _value_of(node: ast.expr, variables: dict[str, Any]) -> Any:
     return _UNKNOWN if hasattr(type(found), "__set__") else found
 
 
-def _variables_in(frame: types.FrameType, may_read_locals: bool) -> dict[str, Any]:
-    """Return the global variables that a frame sees, and its local ones if they may be read."""
+def _variable(name: str, frame: types.FrameType, may_read_locals: bool) -> Any:
+    """Return the value of a variable that a frame sees; `_UNKNOWN` if it can't be read."""
     code = frame.f_code
+    found = _UNKNOWN
     if not code.co_flags & inspect.CO_OPTIMIZED:
         # The frame of a module or a class.
-        return {**frame.f_globals, **frame.f_locals}
-    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-    found = {name: value for name, value in frame.f_globals.items() if name not in local}
-    # Before Python 3.13, every read of `f_locals` returns the same dict, which a debugger or the
-    # function itself may be using.
-    is_shared = sys.version_info < (3, 13)
-    if is_shared and (frame.f_trace is not None or not _READ_LOCALS.isdisjoint(code.co_names)):
-        may_read_locals = False
-    if may_read_locals:
-        found.update(frame.f_locals)
+        found = frame.f_locals.get(name, _UNKNOWN)
+    elif name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+        # Before Python 3.13, every read of `f_locals` returns the same dict, which a debugger or
+        # the function itself may be using.
+        is_shared = sys.version_info < (3, 13)
+        if is_shared and (frame.f_trace is not None or not _READ_LOCALS.isdisjoint(code.co_names)):
+            may_read_locals = False
+        if not may_read_locals:
+            return _UNKNOWN
+        found = frame.f_locals.get(name, _UNKNOWN)
         if is_shared:
             # The dict would keep arrays alive that the function has dropped.
             frame.f_locals.clear()
+        return found
+    if found is _UNKNOWN:
+        found = frame.f_globals.get(name, getattr(builtins, name, _UNKNOWN))
     return found

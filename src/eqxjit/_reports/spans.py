@@ -10,18 +10,13 @@ which Equinox slows down the work between calls, because it uses more of the CPU
 """
 
 import itertools
-import math
-import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from .sampler import CALLS, Place, Sampler
-
-#: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit. Short
-#: blocks of the first two take turns with long blocks of the last.
-THEIRS, AWAITED, OURS = "theirs", "awaited", "ours"
+from .log import AWAITED, OURS, THEIRS
+from .sampler import Place, Sampler
 
 # The first calls of a short block aren't timed, because the caches of the CPU still hold the code
 # and the data of the other mode: at most this many calls, in at most this many seconds.
@@ -57,27 +52,13 @@ _OUTER = 0.25
 class Spans:
     """The spans of the main thread, and the blocks to which they belong.
 
-    - `mode`: the mode of the block under way.
-    - `logs_until`: the time until which calls are served by the block's mode, and only logged and
-        counted, unless they need a closer look. `begin_call` decides about all calls after it.
+    While a block is under way, `log.mode` is its mode. `begin_call` decides about the calls after
+    `log.logs_until`.
     """
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        functions: Sequence[Any],
-        measure_overhead: Callable[[], float],
-    ):
-        """`functions` are the `Tried` of all functions, of which there may be more and more.
-
-        `measure_overhead` returns the seconds by which the trial prolongs a call that is only
-        logged, as it is now.
-        """
-        self.mode = OURS
-        self.logs_until = 0.0
-        self._sampler, self._functions = sampler, functions
-        self._measure_overhead = measure_overhead
-        self._overheads: list[float] = []
+    def __init__(self, sampler: Sampler, functions: Sequence[Any]):
+        """`functions` are the `Tried` of all functions, of which there may be more and more."""
+        self._sampler, self._log, self._functions = sampler, sampler.log, functions
         # A span lies between the calls of two functions. For each such pair of functions and each
         # mode, the groups of such spans.
         self._alike: defaultdict[tuple[Any, Any], dict[str, _Groups]] = defaultdict(dict)
@@ -104,24 +85,24 @@ class Spans:
         if self._is_over(now):
             self.end_block(function)
             self._begin_block(now)
-        if self.mode is OURS:
+        if self._log.mode is OURS:
             function.n_ours += 1
         else:
             function.n_short += 1
-        self._is_last = self.mode is OURS and now >= self.logs_until
-        return self.mode, self._is_last
+        self._is_last = self._log.mode is OURS and now >= self._log.logs_until
+        return self._log.mode, self._is_last
 
     def abandon(self, has_compiled: bool) -> None:
         """Leave out the span under way, because a trace or a comparison has spoiled it.
 
         A short block ends with it. `has_compiled` tells whether it was a trace.
         """
-        if self.mode is OURS:
-            self._sampler.log.clear()
+        if self._log.mode is OURS:
+            self._log.rows.clear()
             return
         # The call itself or, if it has raised an error and isn't logged, the call before it.
-        if self._sampler.log:
-            self._sampler.log.pop()
+        if self._log.rows:
+            self._log.rows.pop()
         self.end_block()
         # The short blocks begin again after the next call if it was a comparison, since there are
         # only a few. A program may trace for ever, and a call would be compared each time.
@@ -130,7 +111,7 @@ class Spans:
     def begin(self, function: Any, begun: float) -> None:
         """Begin with a call of a function that began at a time of the clock."""
         self._sampler.places.clear()
-        self._sampler.log.clear()
+        self._log.rows.clear()
         self._begin(OURS, time.perf_counter())
         function.n_ours = 1
         self._steady = begun
@@ -138,41 +119,34 @@ class Spans:
     # --- Blocks -------------------------------------------------------------------------------
 
     def _is_over(self, now: float) -> bool:
-        if self.mode is OURS:
+        if self._log.mode is OURS:
             return self._is_last
-        n, seconds = len(self._sampler.log), now - self._begun
-        if self.mode is AWAITED:
+        n, seconds = len(self._log.rows), now - self._begun
+        if self._log.mode is AWAITED:
             return n >= _N_AWAITED or (seconds >= _MIN_SECONDS and n >= 2)
         is_long = seconds >= _MIN_SECONDS and n >= _MIN_CALLS
         return is_long or (seconds >= _MANY_SECONDS and n >= 2)
 
     def _begin_block(self, now: float) -> None:
-        if self.mode is AWAITED:
+        if self._log.mode is AWAITED:
             self._begin_long(now, now - self._short_begun)
             return
         mode = AWAITED
-        if self.mode is OURS:
-            # Measure now and then, because a virtual machine may change its speed.
-            self.logs_until = math.inf
-            try:
-                self._overheads.append(self._measure_overhead())
-            finally:
-                self.logs_until = 0.0
-            self._sampler.log.clear()
-            now = self._short_begun = time.perf_counter()
+        if self._log.mode is OURS:
+            self._short_begun = now
             # Equinox can serve calls only of functions whose results are the same.
             mode = THEIRS if any(each.is_right for each in self._functions) else AWAITED
-        self.logs_until = now + _MIN_SECONDS if mode is THEIRS else 0.0
+        self._log.logs_until = now + _MIN_SECONDS if mode is THEIRS else 0.0
         self._begin(mode, now)
 
     def _begin(self, mode: str, now: float) -> None:
-        self.mode, self._begun, self._is_last = mode, now, False
+        self._log.mode, self._begun, self._is_last = mode, now, False
 
     def _begin_long(self, now: float, seconds: float) -> None:
         """Begin a block of eqxjit's after short blocks that have taken some seconds."""
         self._begin(OURS, now)
         self._n_long += seconds > 0
-        self.logs_until = now + _FACTOR * self._n_long * seconds
+        self._log.logs_until = now + _FACTOR * self._n_long * seconds
 
     def end_block(self, next_function: Any = None) -> None:
         """End the block under way.
@@ -180,7 +154,7 @@ class Spans:
         `next_function` is the `Tried` of the function that is called now. If it is `None`, the
         block is unfinished. What it has left to compute isn't known, so it isn't compared.
         """
-        sampler, mode = self._sampler, self.mode
+        sampler, mode = self._sampler, self._log.mode
         taken, sampler.places = sampler.places, defaultdict(float)
         for (place, function), spent in taken.items():
             if mode is OURS or function is None:
@@ -189,15 +163,18 @@ class Spans:
         for called, served_by, begun, ended, _ in warm:
             if served_by is mode:
                 called.times[mode].append(ended - begun)
+        for called in {each for each, *_ in warm}:
+            times = sorted(called.times[OURS]) or [0.0]
+            called.least = times[len(times) // 10]
         # A block of eqxjit's that has just one call shows only a call that is awaited.
         if next_function is not None and len(warm) > (mode is OURS):
             self._compare([*warm, [next_function, mode, sampler.clock(), 0.0, 0.0]])
-        sampler.log.clear()
+        self._log.rows.clear()
 
     def _warm_calls(self) -> list[list[Any]]:
         """Return the logged calls without the first ones of a short block."""
-        calls = [*self._sampler.log]
-        if self.mode is OURS:
+        calls = [*self._log.rows]
+        if self._log.mode is OURS:
             return calls
         n_cold = sum(begun < calls[0][2] + _SECONDS_COLD for _, _, begun, _, _ in calls[:_N_COLD])
         return calls[n_cold:]
@@ -207,7 +184,7 @@ class Spans:
         found: defaultdict[tuple[Any, Any], list[float]] = defaultdict(list)
         pairs = itertools.pairwise(calls)
         for (function, served_by, begun, ended, work), (after, _, end, *_) in pairs:
-            if self.mode is THEIRS and served_by is not THEIRS:
+            if self._log.mode is THEIRS and served_by is not THEIRS:
                 # Equinox can't serve the call.
                 continue
             seconds = end - begun
@@ -218,28 +195,22 @@ class Spans:
             alike = self._alike[pair]
             short = [groups[-1] for mode, groups in alike.items() if mode is not OURS]
             n = len(spans)
-            if self.mode is OURS and short:
+            if self._log.mode is OURS and short:
                 # As many as in a short block, so that a group meets rare work as often.
                 n = min(n, short[0][1])
             groups = [(sum(spans[i : i + n]), n) for i in range(0, len(spans) - n + 1, n)]
             # Not `setdefault`, after which an interrupt would leave a mode without groups.
-            if self.mode in alike:
-                alike[self.mode] += groups
+            if self._log.mode in alike:
+                alike[self._log.mode] += groups
             else:
-                alike[self.mode] = groups
+                alike[self._log.mode] = groups
 
     # --- Figures ------------------------------------------------------------------------------
 
     @property
-    def overhead(self) -> float:
-        """The seconds by which the trial prolongs each call that is only logged."""
-        return max(0.0, statistics.fmean(self._overheads or [0.0]))
-
-    @property
     def seconds(self) -> float:
         """The seconds that all spans would take under eqxjit."""
-        n_ours = sum(each.n_ours for each in self._functions)
-        seconds = self._sampler.clock() - self._steady - self.overhead * n_ours
+        seconds = self._sampler.clock() - self._steady
         for alike in self._alike.values():
             for mode, groups in alike.items():
                 if mode is not OURS and OURS in alike:
@@ -255,11 +226,6 @@ class Spans:
             factor = 1.0
             if function is not None:
                 factor += function.n_short / max(1, function.n_ours)
-                if place[0] is CALLS and function.times[OURS]:
-                    call = statistics.median(function.times[OURS])
-                    # The samples find about half of the overhead in the call. The rest counts as
-                    # Python, because Python notices the timer only after the call.
-                    factor *= call / (call + self.overhead / 2)
             found[place] += max(0.0, spent) * factor
         return found
 
@@ -288,9 +254,9 @@ class Spans:
         return excess if known > unknown else float("nan")
 
     def _mean_of_ours(self, alike: dict[str, _Groups]) -> float:
-        """Return the mean seconds of a span under eqxjit without the trial; NaN without any."""
+        """Return the mean seconds of a span under eqxjit; NaN without any."""
         if OURS in alike:
-            return _mean(alike[OURS]) - self.overhead
+            return _mean(alike[OURS])
         # A short run may have no block of calls that aren't awaited.
         return _mean(alike[AWAITED]) if AWAITED in alike else float("nan")
 

@@ -8,7 +8,6 @@ by Equinox instead of eqxjit, for example.
 import contextlib
 import functools
 import gc
-import statistics
 import sys
 import threading
 import time
@@ -19,17 +18,17 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 
 from .._compat import connect, is_transforming, native
-from .._core.wrapper import JitFunction, filter_jit
+from .._core.wrapper import JitFunction
 from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
 from .._places import CallSite, trim
 from .._text import comes_from_signal_handler, suppressed
+from .log import AWAITED, OURS, THEIRS, Log
 from .sampler import COMPILING, Sampler
-from .spans import AWAITED, OURS, THEIRS, Spans
+from .spans import Spans
 from .tried import N_FIRST, Outcome, Parts, Tried, comparing, renewed, tried_of, upstream
 
 # After a function's first comparison, there are others only while all comparisons together have
@@ -40,16 +39,12 @@ _FEW_SECONDS, _SMALL_PART = 0.5, 0.25
 # this many is compared, except while calls are only logged.
 _ONE_IN = 50
 
-# How often calls with and without an interceptor are timed before each pair of short blocks.
-_N_PAIRS = 40
 
-
-class _Thread:
+class _Thread(Log):
     """The state of one thread.
 
-    - `is_main`: whether it is the thread in which the trial began.
-    - `is_inside`: whether it is inside an intercepted call.
-    - `has_compiled`: whether JAX has compiled something since the latest call began.
+    - `is_main`: whether it is the thread in which the trial began. Only this thread's calls are
+        logged.
     - `compiling`: the seconds of all tracing, lowering and compiling so far.
     - `trace`: the last trace that eqxjit has recorded since the latest call began. It is the
         function's own trace, because all others are nested in that one. `None` if there is none.
@@ -58,7 +53,8 @@ class _Thread:
     """
 
     def __init__(self) -> None:
-        self.is_main = self.is_inside = self.has_compiled = False
+        super().__init__()
+        self.is_main = False
         self.compiling = 0.0
         self.trace: Trace | None = None
         self.phases: deque[tuple[float, float]] = deque(maxlen=1_000)
@@ -92,12 +88,12 @@ class Interceptor:
             return self.nested(*args, **kwargs)
         thread.is_inside = True
         try:
-            spans, sampler = swap.spans, swap.sampler
+            sampler, log = swap.sampler, swap.sampler.log
             now = time.perf_counter()
-            if tried is None or tried.n_due > 0 or now >= spans.logs_until:
+            if tried is None or tried.n_due > 0 or now >= log.logs_until:
                 return swap.call(self, args, kwargs, now)
             mode, served = OURS, self.ours
-            if spans.mode is THEIRS and thread.is_main:
+            if log.mode is THEIRS and thread.is_main:
                 # Do as little as possible before the call. Any work replaces the call's data in the
                 # caches of the CPU, so the call that is timed would be slower.
                 sampler.hold(now)
@@ -110,12 +106,13 @@ class Interceptor:
             elif thread.is_main:
                 tried.n_ours += 1
             tried.calls += 1
-            begun = now - sampler.offset
+            begun = now - log.offset
             if thread.is_main:
-                sampler.latest, sampler.begun = tried, begun
+                log.latest, log.begun = tried, begun
             result = served(*args, **kwargs)
             if thread.is_main:
-                sampler.log.append([tried, mode, begun, time.perf_counter() - sampler.offset, 0.0])
+                log.ended = time.perf_counter() - log.offset
+                log.rows.append([tried, mode, begun, log.ended, 0.0])
             if thread.has_compiled:
                 swap.finish(self, args, kwargs, Outcome(result, None))
             return result
@@ -126,6 +123,26 @@ class Interceptor:
             raise
         finally:
             thread.is_inside = thread.has_compiled = False
+            thread.trace = None
+
+    def account(
+        self, result: Any, error: BaseException | None, /, *args: Any, **kwargs: Any
+    ) -> None:
+        """Account for a call that C has made, and that has failed, or in which JAX has compiled."""
+        thread = self.swap.current.thread
+        try:
+            if is_transforming():
+                # Arguments that are no tracers may become a part of another program, too.
+                return
+            if error is None:
+                self.swap.finish(self, args, kwargs, Outcome(result, None))
+                return
+            # A call that has failed isn't logged.
+            self.tried.calls += 1
+            self.tried.n_ours += 1
+            if thread.has_compiled:
+                self.swap.count_as_compiling(self.tried)
+        finally:
             thread.trace = None
 
     @property
@@ -168,8 +185,8 @@ class Swap:
         self.functions: list[Tried] = []
         self.current = _Current()
         self.current.thread.is_main = True
-        self.sampler = Sampler(Interceptor.__call__.__code__)
-        self.spans = Spans(self.sampler, self.functions, self._measure_overhead)
+        self.sampler = Sampler(self.current.thread, Interceptor.__call__.__code__)
+        self.spans = Spans(self.sampler, self.functions)
         self.is_steady = False
         self.startup = 0.0
         self.compares = compares
@@ -236,30 +253,6 @@ class Swap:
         intercepted[key] = ref, interceptor
         _set_interceptor(wrapper, interceptor)
 
-    def _measure_overhead(self) -> float:
-        """Return the seconds by which an interceptor prolongs a call that is only logged."""
-        # Call a function of JAX, which uses the caches of the CPU as the program's calls do. An
-        # interceptor that is called alone is several times faster.
-        served = functools.partial(jax.device_put, np.float32(0))
-        interceptor = Interceptor(self, served)
-        interceptor.tried = Tried("", None, None, n_due=0)
-        wrapper = filter_jit(_nothing)
-        longer = list[float]()
-        # The program may have forbidden transfers.
-        with suppressed:
-            for _ in range(_N_PAIRS):
-                seconds = list[float]()
-                for called in (served, interceptor):
-                    _set_interceptor(wrapper, called)
-                    # Otherwise the call would count as a nested one.
-                    self.current.thread.is_inside = False
-                    begun = time.perf_counter()
-                    wrapper()
-                    seconds.append(time.perf_counter() - begun)
-                longer.append(seconds[1] - seconds[0])
-        self.current.thread.is_inside = True
-        return statistics.median(longer or [0.0])
-
     # --- A call -------------------------------------------------------------------------------
 
     def call(self, to: Interceptor, args: Any, kwargs: Any, begun: float) -> Any:
@@ -312,7 +305,7 @@ class Swap:
         served = to.theirs if mode is THEIRS else to.ours
         if thread.is_main:
             sampler.release(time.perf_counter())
-            sampler.latest, sampler.begun = to.tried, sampler.clock()
+            thread.latest, thread.begun = to.tried, sampler.clock()
         try:
             outcome = Outcome(served(*args, **kwargs), None)
             if mode is AWAITED:
@@ -320,7 +313,7 @@ class Swap:
                 # If the computation has failed, the program finds out when it reads the result.
                 with suppressed:
                     jax.block_until_ready(outcome.result)
-                if thread.is_main and self.spans.mode is OURS:
+                if thread.is_main and thread.mode is OURS:
                     # At the end of a long block, the trial waits for what later calls would.
                     sampler.waited_in_calls += sampler.clock() - begun
         except Exception as error:
@@ -332,7 +325,8 @@ class Swap:
             sampler.hold(time.perf_counter())
             # Without a mode, the call isn't timed, because a call that fails takes an unusual time.
             served_by = mode if outcome.error is None else ""
-            sampler.log.append([to.tried, served_by, sampler.begun, sampler.clock(), 0.0])
+            thread.ended = sampler.clock()
+            thread.rows.append([to.tried, served_by, thread.begun, thread.ended, 0.0])
         return outcome
 
     def finish(
@@ -383,8 +377,8 @@ class Swap:
             self.spans.abandon(False)
         elif not self.is_steady and outcome.error is None:
             self.is_steady = True
-            self.startup += self.sampler.begun
-            self.spans.begin(tried, self.sampler.begun)
+            self.startup += thread.begun
+            self.spans.begin(tried, thread.begun)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -403,7 +397,7 @@ class Swap:
             return
         sampler.forget_call()
         _, line = sampler.place_of(sys._getframe())
-        self._add_compiling(tried.row, line, sampler.clock() - sampler.begun)
+        self._add_compiling(tried.row, line, sampler.clock() - sampler.log.begun)
         if self.is_steady:
             self.spans.abandon(True)
 
@@ -455,22 +449,21 @@ class Swap:
         """
         # One line may compile many operations, such as a line that creates a model. They are a part
         # of start-up unless the program has gone on meanwhile.
+        rows = self.sampler.log.rows
         n_calls = sum([each.calls for each in self.functions])
         if self._compiled.setdefault(compiled, n_calls) == n_calls:
             self.startup += seconds
-            self.sampler.offset += seconds
+            self.sampler.log.offset += seconds
+            # The clock has gone back, so what follows would seem to lie in the latest call.
+            self.sampler.log.ended = 0.0
         else:
             self.sampler.add((COMPILING, line), None, seconds)
-            if self.sampler.log:
-                self.sampler.log[-1][-1] += seconds
+            if rows:
+                rows[-1][-1] += seconds
 
 
 # The trials that are running, outermost first.
 _running: list[Swap] = []
-
-
-def _nothing(*_: Any) -> None:
-    pass
 
 
 def _all_wrappers() -> list[Any]:
@@ -489,7 +482,8 @@ def _all_wrappers() -> list[Any]:
 def _set_interceptor(wrapper: Any, interceptor: Any) -> None:
     """Redirect the calls of a wrapper to an interceptor, or back if it is `None`."""
     if native is not None:
-        native.intercept(wrapper, interceptor)
+        found = () if interceptor is None else (interceptor, interceptor.swap.sampler.log)
+        native.intercept(wrapper, *found)
         return
     handler = wrapper._handler
     if interceptor is None:

@@ -14,9 +14,9 @@ from .._diagnostics.trace import Trace
 from .._html import block, page, paragraph, table
 from .._places import CallSite
 from .._text import counted, suppressed
+from .log import AWAITED, OURS, THEIRS
 from .report import show
 from .sampler import CALLS, COMPILING, KINDS, MOVING, NO_LINE, OPERATIONS, PYTHON, WAITING
-from .spans import AWAITED, OURS, THEIRS
 from .swap import Swap
 from .tried import Tried
 

@@ -33,7 +33,7 @@ from .._spec.static_key import interchangeable
 from .._spec.tree import combine, split
 from .._text import comes_from_signal_handler, suppressed
 from .comparison import Unequal, compare, compare_errors
-from .spans import AWAITED, OURS, THEIRS
+from .log import AWAITED, OURS, THEIRS
 
 #: How many calls of each kind are compared first.
 N_FIRST = 3
@@ -117,6 +117,7 @@ class Tried:
     - `known`: a documented difference; empty if there is none.
     - `traces`: eqxjit's traces of the function during the trial.
     - `times`: the seconds of the latest timed calls, by mode.
+    - `least`: the seconds of a fast call under eqxjit. A tenth are faster. 0 if none was timed.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Tried:
     known: str = ""
     traces: list[Trace] = dataclasses.field(default_factory=list)
     times: dict[str, deque[float]] = dataclasses.field(default_factory=_times)
+    least: float = 0.0
 
     @functools.cached_property
     def row(self) -> Any:
@@ -149,12 +151,6 @@ class Tried:
     def compared(self) -> int:
         """The number of calls that were compared."""
         return self.by_kind.total()
-
-    @property
-    def least(self) -> float:
-        """The seconds of a fast call under eqxjit. A tenth are faster. 0 if none was timed."""
-        times = sorted(self.times[OURS]) or [0.0]
-        return times[len(times) // 10]
 
     @property
     def donates(self) -> bool:

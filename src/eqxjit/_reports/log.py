@@ -1,0 +1,69 @@
+"""Logs the calls of a thread.
+
+With the native back end, C makes and logs the calls that need nothing more. Otherwise they would
+take several microseconds longer, which is a large part of a call of a small model.
+"""
+
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from .._compat import native
+
+#: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit.
+THEIRS, AWAITED, OURS = "theirs", "awaited", "ours"
+
+# At most this many calls are kept, the latest ones. C keeps as many, and then leaves it to Python
+# to make the next call and to read the log.
+_MAX_ROWS = 5_000
+
+_Base: type = object if native is None else native.Log
+
+
+class Log(_Base):
+    """The log of the calls of the thread that creates it.
+
+    Each call is logged as a list of five: the function's `Tried`, the mode in which it was served,
+    when it began and ended, and for how many seconds until the next call Python was at work or JAX
+    compiled. The fields are C fields with the native back end.
+
+    - `clock`: a function that returns the time.
+    - `offset`: by how much the logged times are behind those of `clock`. To leave out seconds that
+        have passed, the trial adds them.
+    - `mode`: who serves the calls of this thread now.
+    - `logs_until`: the time until which calls are only logged, unless they need a closer look.
+    - `latest`, `begun`, `ended`: the `Tried` of the function that was called last, and when this
+        call began and ended.
+    - `is_inside`: whether the thread is inside an intercepted call.
+    - `has_compiled`: whether JAX has compiled something since the latest call began.
+    - `thread`: the thread's number.
+    - `called`, `times`: the functions of the calls that C has logged since `rows` was read, and a
+        buffer for their times.
+    """
+
+    def __init__(self) -> None:
+        self.clock = time.perf_counter
+        self.offset = 0.0
+        self.mode = OURS
+        self.logs_until = 0.0
+        self.latest: Any = None
+        self.begun = self.ended = 0.0
+        self.is_inside = self.has_compiled = False
+        self.thread = threading.get_ident()
+        self.called: list[Any] = []
+        # Two doubles for each call.
+        self.times = bytearray(16 * _MAX_ROWS)
+        self._rows: deque[list[Any]] = deque(maxlen=_MAX_ROWS)
+
+    @property
+    def rows(self) -> deque[list[Any]]:
+        """The latest calls."""
+        if self.called:
+            # Let no handler of a signal come in between.
+            taken = self.take()
+            for function, *_ in taken:
+                function.calls += 1
+                function.n_ours += 1
+            self._rows += taken
+        return self._rows
