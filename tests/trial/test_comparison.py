@@ -377,6 +377,19 @@ class Model(eqx.Module):
         return self.linear(x)
 
 
+def test_a_part_of_another_program_is_not_compared_although_its_arguments_are_known():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    known = jnp.ones(5)
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            double(X)
+        result = jax.jit(lambda x: x + double(known).sum() + double(X).sum())(1.0)
+    assert result == 17
+    [row] = trial.functions
+    assert row.verdict.endswith("compared: equal, bit for bit")
+
+
 def test_methods_partials_and_wrappers_in_modules_are_tried():
     linear = eqx.nn.Linear(3, 3, key=jax.random.key(0))
     model = Model(linear, eqxjit.filter_jit(linear))
@@ -438,6 +451,7 @@ def test_calls_of_other_threads_are_tried_and_sampled():
 
     [row] = outcome(do).values()
     assert row.compared >= 3
+    assert row.calls == 8_000
 
 
 def test_a_few_other_threads_are_listed():

@@ -628,6 +628,25 @@ def test_a_program_of_small_calls_gains_what_its_calls_gain():
     assert share_of(trial, "operations outside jit") < 0.02
 
 
+def test_warm_calls_that_fail_are_counted():
+    @eqxjit.filter_jit
+    def checked(x):
+        return eqx.error_if(x, x > 1, "too large")
+
+    values = [jnp.float32(0.0), jnp.float32(2.0)]
+    n_failed = 0
+    with eqxjit.trial() as trial:
+        for n in range(3_000):
+            try:
+                checked(values[n % 10 == 0])
+            except RuntimeError:
+                n_failed += 1
+    [row] = trial.functions
+    assert n_failed == 300
+    assert row.calls == 3_000
+    assert not row.differences
+
+
 def test_what_eqxjit_serves_in_a_block_of_equinoxs_is_not_taken_for_equinoxs_calls():
     step = eqxjit.filter_jit(lambda x, n: x + 1)
     with eqxjit.trial() as trial:
