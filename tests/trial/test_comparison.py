@@ -390,6 +390,33 @@ def test_a_part_of_another_program_is_not_compared_although_its_arguments_are_kn
     assert row.verdict.endswith("compared: equal, bit for bit")
 
 
+def test_a_call_within_another_jitted_function_is_not_counted_although_its_arguments_are_known():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    n_calls = 0
+    with eqxjit.trial() as trial:
+        for _ in range(10):
+            end = time.monotonic() + 0.05
+            while time.monotonic() < end:
+                double(X)
+                n_calls += 1
+            eqxjit.filter_jit(lambda x: x + double(X))(X)
+    assert [row.calls for row in trial.functions] == [n_calls, 10]
+
+
+@pytest.mark.parametrize("donate", ["none", "all"])
+def test_the_next_calls_of_a_new_shape_are_compared_too(donate):
+    double = eqxjit.filter_jit(lambda x: 2 * x, donate=donate)
+    with eqxjit.trial() as trial:
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            double(jnp.ones(3))
+        [before] = trial.functions
+        for _ in range(4):
+            double(jnp.ones(5))
+        [after] = trial.functions
+    assert after.compared - before.compared >= 3
+
+
 def test_methods_partials_and_wrappers_in_modules_are_tried():
     linear = eqx.nn.Linear(3, 3, key=jax.random.key(0))
     model = Model(linear, eqxjit.filter_jit(linear))
