@@ -30,6 +30,7 @@ class Log:
     latest: Any
     begun: float
     ended: float
+    work: float
     offset: float
     logs_until: float
     thread: int

@@ -246,10 +246,11 @@ typedef struct {
     PyObject *clock;      /* a function that returns the time in seconds */
     PyObject *mode;       /* who serves the calls; only while eqxjit does, they are logged here */
     PyObject *called;     /* a list of the functions of the calls that `take` hasn't returned yet */
-    PyObject *times;      /* a bytearray with two doubles for each of them, its begin and end, and room for more */
+    PyObject *times;      /* a bytearray with three doubles for each of them, and room for more */
     PyObject *latest;     /* the function that was called last */
     double begun;         /* when this call began */
     double ended;         /* when it ended */
+    double work;          /* for how many seconds since then Python was at work or JAX compiled */
     double offset;        /* the logged times are this much less than those of the clock */
     double logs_until;    /* calls that begin later are made by the interceptor */
     unsigned long thread; /* the thread whose calls are logged */
@@ -261,34 +262,49 @@ typedef struct {
     DO(self->clock); DO(self->mode); DO(self->called); DO(self->times); DO(self->latest);
 COLLECTED(Log, log, LOG_FIELDS)
 
+/* What `times` has of a call: when it began and ended, and the value of `work` before it. */
+typedef double Times[3];
+
 /* Returns how many calls `take` would return, or -1 if there is no room for n_more calls. */
 static Py_ssize_t count_calls(Log *self, Py_ssize_t n_more) {
     if (self->called == NULL || !PyList_CheckExact(self->called)) return -1;
     if (self->times == NULL || !PyByteArray_CheckExact(self->times)) return -1;
     Py_ssize_t n = PyList_GET_SIZE(self->called);
-    return (n + n_more) * 2 * (Py_ssize_t)sizeof(double) <= PyByteArray_GET_SIZE(self->times) ? n : -1;
+    return (n + n_more) * (Py_ssize_t)sizeof(Times) <= PyByteArray_GET_SIZE(self->times) ? n : -1;
 }
 
 static PyObject *log_take(Log *self, PyObject *Py_UNUSED(args)) {
     State *state = state_of(Py_TYPE(self));
-    Py_ssize_t n = count_calls(self, 0);
-    if (n < 0) return MALFORMED(NULL);
     PyObject *rows = PyList_New(0);
+    PyObject *none = PyList_New(0);
+    Py_ssize_t n = count_calls(self, 0);
+    Times *times = n < 0 ? NULL : PyMem_Malloc((size_t)(n + 1) * sizeof(Times));
+    if (rows == NULL || none == NULL || times == NULL) {
+        Py_XDECREF(rows);
+        Py_XDECREF(none);
+        PyMem_Free(times);
+        return n < 0 ? MALFORMED(NULL) : PyErr_NoMemory();
+    }
+    memcpy(times, PyByteArray_AS_STRING(self->times), (size_t)n * sizeof(Times));
+    /* From here on this function uses its own list and its own copy, because the garbage collector, which may run when a
+       row is created, can run code that makes calls or reads the log. */
+    PyObject *called = self->called;
+    self->called = none;
     for (Py_ssize_t i = 0; rows != NULL && i < n; i++) {
-        double times[2];
-        memcpy(times, PyByteArray_AS_STRING(self->times) + i * (Py_ssize_t)sizeof(times), sizeof(times));
-        PyObject *function = PyList_GET_ITEM(self->called, i);
-        PyObject *row = Py_BuildValue("[OOddd]", function, state->ours, times[0], times[1], 0.0);
+        double *row_times = times[i];
+        PyObject *row = Py_BuildValue("[OOddd]", PyList_GET_ITEM(called, i), state->ours, row_times[0], row_times[1],
+                                      row_times[2]);
         if (row == NULL || PyList_Append(rows, row) < 0) Py_CLEAR(rows);
         Py_XDECREF(row);
     }
-    if (rows != NULL && PyList_SetSlice(self->called, 0, n, NULL) < 0) Py_CLEAR(rows);
+    Py_DECREF(called);
+    PyMem_Free(times);
     return rows;
 }
 
 static PyMethodDef log_methods[] = {
     {"take", (PyCFunction)log_take, METH_NOARGS,
-     "take(): returns the calls that were logged here since the last `take`, each as [function, mode, begun, ended, 0.0]."},
+     "take(): returns the calls that were logged here since the last `take`, each as [function, mode, begun, ended, work]."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -300,6 +316,7 @@ static PyMemberDef log_members[] = {
     {"latest", T_OBJECT, offsetof(Log, latest), 0, NULL},
     {"begun", T_DOUBLE, offsetof(Log, begun), 0, NULL},
     {"ended", T_DOUBLE, offsetof(Log, ended), 0, NULL},
+    {"work", T_DOUBLE, offsetof(Log, work), 0, NULL},
     {"offset", T_DOUBLE, offsetof(Log, offset), 0, NULL},
     {"logs_until", T_DOUBLE, offsetof(Log, logs_until), 0, NULL},
     {"thread", T_ULONG, offsetof(Log, thread), 0, NULL},
@@ -1360,8 +1377,9 @@ static int log_call(Log *log) {
     if (read_clock(log, &log->ended) < 0) return -1;
     Py_ssize_t n = count_calls(log, 1);
     if (n < 0) return 0;
-    double times[] = {log->begun, log->ended};
-    memcpy(PyByteArray_AS_STRING(log->times) + n * (Py_ssize_t)sizeof(times), times, sizeof(times));
+    Times times = {log->begun, log->ended, log->work};
+    memcpy(PyByteArray_AS_STRING(log->times) + n * (Py_ssize_t)sizeof(Times), times, sizeof(Times));
+    log->work = 0.0;
     return PyList_Append(log->called, log->latest);
 }
 

@@ -25,8 +25,8 @@ class Log(_Base):
     """The log of the calls of the thread that creates it.
 
     Each call is logged as a list of five: the function's `Tried`, the mode in which it was served,
-    when it began and ended, and for how many seconds until the next call Python was at work or JAX
-    compiled. The fields are C fields with the native back end.
+    when it began and ended, and the value of `work` before it. The fields are C fields with the
+    native back end.
 
     - `clock`: a function that returns the time.
     - `offset`: by how much the logged times are behind those of `clock`. To leave out seconds that
@@ -35,6 +35,7 @@ class Log(_Base):
     - `logs_until`: the time until which calls are only logged, unless they need a closer look.
     - `latest`, `begun`, `ended`: the `Tried` of the function that was called last, and when this
         call began and ended.
+    - `work`: for how many seconds since the latest call Python was at work or JAX compiled.
     - `is_inside`: whether the thread is inside an intercepted call.
     - `has_compiled`: whether JAX has compiled something since the latest call began.
     - `thread`: the thread's number.
@@ -48,19 +49,24 @@ class Log(_Base):
         self.mode = OURS
         self.logs_until = 0.0
         self.latest: Any = None
-        self.begun = self.ended = 0.0
+        self.begun = self.ended = self.work = 0.0
         self.is_inside = self.has_compiled = False
         self.thread = threading.get_ident()
         self.called: list[Any] = []
-        # Two doubles for each call.
-        self.times = bytearray(16 * _MAX_ROWS)
+        # Three doubles for each call.
+        self.times = bytearray(24 * _MAX_ROWS)
         self._rows: deque[list[Any]] = deque(maxlen=_MAX_ROWS)
+
+    def add(self, mode: str, ended: float) -> None:
+        """Add the latest call, which was served in a mode and ended at a time."""
+        self.ended = ended
+        self.rows.append([self.latest, mode, self.begun, ended, self.work])
+        self.work = 0.0
 
     @property
     def rows(self) -> deque[list[Any]]:
         """The latest calls."""
         if self.called:
-            # Let no handler of a signal come in between.
             taken = self.take()
             for function, *_ in taken:
                 function.calls += 1

@@ -210,8 +210,8 @@ class Sampler:
             if self._since[0] != self.log.begun:
                 self._since = self.log.begun, defaultdict(float)
             self._since[1][key] += seconds
-            if place[0] is PYTHON and self.log.rows:
-                self.log.rows[-1][-1] += seconds
+            if place[0] is PYTHON:
+                self.log.work += seconds
             self._seen = _clocks()
             self.release(self._seen[0])
 

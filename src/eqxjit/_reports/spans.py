@@ -168,7 +168,7 @@ class Spans:
             called.least = times[len(times) // 10]
         # A block of eqxjit's that has just one call shows only a call that is awaited.
         if next_function is not None and len(warm) > (mode is OURS):
-            self._compare([*warm, [next_function, mode, sampler.clock(), 0.0, 0.0]])
+            self._compare([*warm, [next_function, mode, sampler.clock(), 0.0, self._log.work]])
         self._log.rows.clear()
 
     def _warm_calls(self) -> list[list[Any]]:
@@ -183,7 +183,7 @@ class Spans:
         """Add the spans between these logged calls to the groups of the same pairs of functions."""
         found: defaultdict[tuple[Any, Any], list[float]] = defaultdict(list)
         pairs = itertools.pairwise(calls)
-        for (function, served_by, begun, ended, work), (after, _, end, *_) in pairs:
+        for (function, served_by, begun, ended, _), (after, _, end, _, work) in pairs:
             if self._log.mode is THEIRS and served_by is not THEIRS:
                 # Equinox can't serve the call.
                 continue

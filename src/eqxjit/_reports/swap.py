@@ -111,8 +111,7 @@ class Interceptor:
                 log.latest, log.begun = tried, begun
             result = served(*args, **kwargs)
             if thread.is_main:
-                log.ended = time.perf_counter() - log.offset
-                log.rows.append([tried, mode, begun, log.ended, 0.0])
+                log.add(mode, time.perf_counter() - log.offset)
             if thread.has_compiled:
                 swap.finish(self, args, kwargs, Outcome(result, None))
             return result
@@ -325,8 +324,7 @@ class Swap:
             sampler.hold(time.perf_counter())
             # Without a mode, the call isn't timed, because a call that fails takes an unusual time.
             served_by = mode if outcome.error is None else ""
-            thread.ended = sampler.clock()
-            thread.rows.append([to.tried, served_by, thread.begun, thread.ended, 0.0])
+            thread.add(served_by, sampler.clock())
         return outcome
 
     def finish(
@@ -346,15 +344,16 @@ class Swap:
         self.sampler.hold(time.perf_counter())
         try:
             self._account(tried, outcome, compared is not None and not is_extra)
-            if compared is None and thread.trace is not None and outcome.error is None:
-                # The call was to be served as usual, but turned out to trace.
+            if thread.trace is not None and outcome.error is None:
                 tried.n_due = N_FIRST
-                parts = tried.parts_of(args, kwargs)
-                # If the function donates, the arguments are gone. The next calls are compared.
-                if not tried.donates and self._may_compare(tried):
-                    compared = parts
-                elif parts is not None:
-                    tried.uncompared.add(parts.kind)
+                if compared is None:
+                    # The call was to be served as usual, but turned out to trace.
+                    parts = tried.parts_of(args, kwargs)
+                    # If the function donates, the arguments are gone. The next calls are compared.
+                    if not tried.donates and self._may_compare(tried):
+                        compared = parts
+                    elif parts is not None:
+                        tried.uncompared.add(parts.kind)
             if compared is not None and not tried.is_excluded:
                 self._compare(to, compared, outcome)
         finally:
@@ -449,8 +448,7 @@ class Swap:
         """
         # One line may compile many operations, such as a line that creates a model. They are a part
         # of start-up unless the program has gone on meanwhile.
-        rows = self.sampler.log.rows
-        n_calls = sum([each.calls for each in self.functions])
+        n_calls = sum([each.calls for each in self.functions]) + len(self.sampler.log.called)
         if self._compiled.setdefault(compiled, n_calls) == n_calls:
             self.startup += seconds
             self.sampler.log.offset += seconds
@@ -458,8 +456,7 @@ class Swap:
             self.sampler.log.ended = 0.0
         else:
             self.sampler.add((COMPILING, line), None, seconds)
-            if rows:
-                rows[-1][-1] += seconds
+            self.sampler.log.work += seconds
 
 
 # The trials that are running, outermost first.
