@@ -380,14 +380,17 @@ class Model(eqx.Module):
 def test_a_part_of_another_program_is_not_compared_although_its_arguments_are_known():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     known = jnp.ones(5)
+    n_calls = 0
     with eqxjit.trial() as trial:
         end = time.monotonic() + 0.3
         while time.monotonic() < end:
             double(X)
+            n_calls += 1
         result = jax.jit(lambda x: x + double(known).sum() + double(X).sum())(1.0)
     assert result == 17
     [row] = trial.functions
     assert row.verdict.endswith("compared: equal, bit for bit")
+    assert row.calls == n_calls
 
 
 def test_a_call_within_another_jitted_function_is_not_counted_although_its_arguments_are_known():

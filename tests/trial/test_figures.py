@@ -844,6 +844,16 @@ def test_a_long_call_into_c_has_all_its_time():
     assert in_c > 0.2
 
 
+def test_calls_that_c_makes_are_calls():
+    add = eqxjit.filter_jit(lambda x, y: x + y)
+    with eqxjit.trial(compare=False) as trial:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            functools.reduce(add, [X] * 1_000)
+    shares = share_of(trial, "jitted calls") + share_of(trial, "waiting")
+    assert shares > 0.6
+
+
 def test_generated_code_counts_for_the_line_that_calls_it():
     namespace = {}
     exec(compile("def work():\n    for _ in range(9999): pass", "<generated>", "exec"), namespace)

@@ -346,6 +346,7 @@ typedef struct InFlight {
     PyObject *const *args;  /* the arguments, as in a vectorcall */
     Py_ssize_t n_args;
     PyObject *kwnames;
+    int is_part; /* whether the call has become a part of another program, as under `jit` */
 } InFlight;
 
 /* The record of this thread's innermost call in flight. */
@@ -1208,6 +1209,7 @@ static PyObject *call_fast(Walk *walk, InFlight *call) {
     }
     if (returned != NULL && read_returned(&output, returned) == 0) {
         is_transformed = wait_if_needed(&output, must_wait);
+        call->is_part = is_transformed > 0;
     }
     PyObject *result;
     if (is_transformed < 0) {
@@ -1414,7 +1416,7 @@ static int call_logged(Dispatcher *self, Log *log, PyObject *interceptor, InFlig
     log->begun = begun;
     log->is_inside = 1;
     int is_made = call_first(self, call, result);
-    if (*result != NULL && log_call(log) < 0) Py_CLEAR(*result);
+    if (*result != NULL && !call->is_part && log_call(log) < 0) Py_CLEAR(*result);
     if (is_made && (*result == NULL || log->has_compiled)) *result = account(interceptor, self->state, call, *result);
     log->is_inside = 0;
     log->has_compiled = 0;

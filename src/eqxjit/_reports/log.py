@@ -4,6 +4,7 @@ With the native back end, C makes and logs the calls that need nothing more. Oth
 take several microseconds longer, which is a large part of a call of a small model.
 """
 
+import bisect
 import threading
 import time
 from collections import deque
@@ -62,6 +63,22 @@ class Log(_Base):
         self.ended = ended
         self.rows.append([self.latest, mode, self.begun, ended, self.work])
         self.work = 0.0
+
+    def is_in_call(self, when: float) -> bool:
+        """Return whether a call was under way at a time.
+
+        The stack doesn't tell, because a call that C logs has no frame of ours, and is usually over
+        when a tick comes. Of the calls before the latest one, only those count that C has logged
+        since `rows` was read.
+        """
+        if when >= self.begun:
+            return self.is_inside or when < self.ended
+        if not self.called:
+            return False
+        times = memoryview(self.times).cast("d")[: 3 * len(self.called)]
+        # The last call that had begun.
+        i = bisect.bisect_right(times[::3], when) - 1
+        return i >= 0 and when < times[3 * i + 1]
 
     @property
     def rows(self) -> deque[list[Any]]:

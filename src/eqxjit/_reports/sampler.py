@@ -188,22 +188,41 @@ class Sampler:
                 self.places[key] -= seconds
             found.clear()
 
-    def _tick(self, frame: types.FrameType, due: float, seconds: float) -> None:
+    def _tick(self, frame: types.FrameType, dues: list[tuple[float, float]]) -> None:
         if self._stopped is not None:
             return
         self.hold(time.perf_counter())
+        # If C calls a jitted function many times, such as `functools.reduce`, there is one tick for
+        # all of these calls and for what C does between them.
+        of_calls = of_rest = 0.0
+        for due, seconds in dues:
+            if self.log.is_in_call(due - self.log.offset):
+                of_calls += seconds
+            else:
+                of_rest += seconds
+        try:
+            if of_calls:
+                self._sample(frame, True, of_calls)
+            if of_rest:
+                self._sample(frame, False, of_rest)
+            self._n_ticks += 1
+            if self._n_ticks % _ONE_IN == 0:
+                with suppressed:
+                    self._sample_others()
+        finally:
+            self._seen = _clocks()
+            self.release(self._seen[0])
+
+    def _sample(self, frame: types.FrameType, is_in_call: bool, seconds: float) -> None:
         place = PYTHON, NO_LINE
         try:
             # The program's stack may be too deep for another call, and a class of the user's may
             # raise an error if it is asked for an attribute.
             with suppressed:
-                place = self.place_of(frame, self._is_in_call(due))
+                place = self.place_of(frame, is_in_call)
                 if place[0] is CALLS and self._has_waited(frame):
                     place = WAITING, place[1]
                     self.waited_in_calls += seconds
-                self._n_ticks += 1
-                if self._n_ticks % _ONE_IN == 0:
-                    self._sample_others()
         finally:
             key = place, self.function_of(place[0])
             self.places[key] += seconds
@@ -212,17 +231,6 @@ class Sampler:
             self._since[1][key] += seconds
             if place[0] is PYTHON:
                 self.log.work += seconds
-            self._seen = _clocks()
-            self.release(self._seen[0])
-
-    def _is_in_call(self, due: float) -> bool:
-        """Return whether a jitted call was under way when a tick was due.
-
-        A call that C has logged has no frame of ours, and is usually over when the tick comes.
-        """
-        if self.log.is_inside:
-            return True
-        return self.log.begun <= due - self.log.offset < self.log.ended
 
     def _has_waited(self, frame: types.FrameType) -> bool:
         """Return whether a jitted call that was interrupted has waited for a computation.
