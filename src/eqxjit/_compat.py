@@ -190,6 +190,8 @@ _StagingTrace = _private("jax._src.interpreters.partial_eval:DynamicJaxprTrace")
 _can_read_trace = None not in (_trace_ctx, _eager_constant_folding, _EvalTrace, _StagingTrace)
 #: Whether `is_transforming` is also true under `vmap` and `grad`. With the fallback it is not.
 tells_transformations: bool = _can_read_trace
+#: What `is_transforming` reads, for C. They are None with the fallback.
+trace_ctx, EvalTrace = (_trace_ctx, _EvalTrace) if _can_read_trace else (None, None)
 
 
 def is_transforming() -> bool:

@@ -29,14 +29,12 @@ class Log:
     times: Any
     latest: Any
     begun: float
-    ended: float
     work: float
     offset: float
     logs_until: float
     thread: int
     is_inside: bool
     has_compiled: bool
-    def take(self) -> list[list[Any]]: ...
 
 class Fast:
     """The fast path of an entry."""

@@ -387,7 +387,8 @@ def test_a_part_of_another_program_is_not_compared_although_its_arguments_are_kn
             double(X)
             n_calls += 1
         result = jax.jit(lambda x: x + double(known).sum() + double(X).sum())(1.0)
-    assert result == 17
+        slope = jax.grad(lambda x: x * double(X).sum())(1.0)
+    assert (result, slope) == (17, 6)
     [row] = trial.functions
     assert row.verdict.endswith("compared: equal, bit for bit")
     assert row.calls == n_calls
@@ -976,6 +977,20 @@ def test_an_empty_trial_takes_no_negative_time():
     with eqxjit.trial() as trial:
         pass
     assert trial.seconds >= 0
+
+
+def test_an_outer_trial_counts_the_calls_of_an_inner_one():
+    double = eqxjit.filter_jit(lambda x: 2 * x)
+    n_calls = 0
+    with eqxjit.trial() as outer:
+        for _ in range(2):
+            with eqxjit.trial(compare=False):
+                end = time.monotonic() + 0.2
+                while time.monotonic() < end:
+                    double(X)
+                    n_calls += 1
+    [row] = outer.functions
+    assert row.calls == n_calls
 
 
 def test_after_an_inner_trial_the_outer_one_goes_on():

@@ -7,10 +7,12 @@ from jax.core import Tracer
 
 from .._compat import (
     ArrayImpl,
+    EvalTrace,
     connect,
     flatten_one_level,
     native,
     registered_nodes,
+    trace_ctx,
     unflatten_node,
 )
 from .._spec.arrays import passed, wait_for
@@ -36,6 +38,8 @@ if native is not None:
         Opaque,
         is_for_slow_path,
         is_repeated,
+        trace_ctx,
+        EvalTrace,
     )
 
 

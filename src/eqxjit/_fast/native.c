@@ -59,14 +59,14 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 #define NAMES(DO)                                                                                          \
     DO(failed_fast) DO(finish_fast) DO(make_matched_call) DO(block_until_ready) DO(entry)                  \
     DO(hash) DO(value) DO(identity_suffices) DO(content) DO(dtype) DO(isnative) DO(copy)                   \
-    DO(tried) DO(n_due) DO(account) DO(ours)
+    DO(tried) DO(n_due) DO(account) DO(ours) DO(trace)
 #define DECLARE(name) PyObject *name;
 
 /* The state of the module. */
 typedef struct {
     PyTypeObject *static_type, *flags_type, *log_type, *fast_type, *dispatcher_type;
 
-    /* `setup` sets the fields from here to `is_repeated`. */
+    /* `setup` sets the fields from here to `eval_trace`. */
     PyObject *array_mark;       /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;       /* JAX's concrete class of arrays */
     PyTypeObject *tracer_type;  /* JAX's class of tracers */
@@ -82,6 +82,8 @@ typedef struct {
     PyObject *opaque_type;      /* Opaque, the class of keys of objects that aren't read into parts */
     PyObject *is_for_slow_path; /* the function in _fast/writer.py */
     PyObject *is_repeated;      /* the function in _fast/writer.py */
+    PyObject *trace_context;    /* an object of JAX, of which `trace` is the innermost transformation */
+    PyObject *eval_trace;       /* the class of `trace` if there is no transformation; None if it isn't known */
 
     NAMES(DECLARE)
     PyObject *empty; /* the empty tuple */
@@ -91,7 +93,7 @@ typedef struct {
 #define FROM_PYTHON(DO)                                                                                    \
     DO(array_mark) DO(array_type) DO(tracer_type) DO(numpy_type) DO(array_classes) DO(is_array)            \
     DO(passed) DO(flatten) DO(registered) DO(same) DO(unflatten) DO(wait_for) DO(opaque_type)              \
-    DO(is_for_slow_path) DO(is_repeated)
+    DO(is_for_slow_path) DO(is_repeated) DO(trace_context) DO(eval_trace)
 /* All fields of the state. Each of them is a reference. */
 #define STATE_FIELDS(DO)                                                                                   \
     DO(static_type) DO(flags_type) DO(log_type) DO(fast_type) DO(dispatcher_type) FROM_PYTHON(DO)           \
@@ -245,11 +247,10 @@ typedef struct {
     PyObject_HEAD
     PyObject *clock;      /* a function that returns the time in seconds */
     PyObject *mode;       /* who serves the calls; only while eqxjit does, they are logged here */
-    PyObject *called;     /* a list of the functions of the calls that `take` hasn't returned yet */
+    PyObject *called;     /* a list of the functions of the latest calls; Python replaces it to read the log */
     PyObject *times;      /* a bytearray with three doubles for each of them, and room for more */
     PyObject *latest;     /* the function that was called last */
     double begun;         /* when this call began */
-    double ended;         /* when it ended */
     double work;          /* for how many seconds since then Python was at work or JAX compiled */
     double offset;        /* the logged times are this much less than those of the clock */
     double logs_until;    /* calls that begin later are made by the interceptor */
@@ -265,48 +266,13 @@ COLLECTED(Log, log, LOG_FIELDS)
 /* What `times` has of a call: when it began and ended, and the value of `work` before it. */
 typedef double Times[3];
 
-/* Returns how many calls `take` would return, or -1 if there is no room for n_more calls. */
-static Py_ssize_t count_calls(Log *self, Py_ssize_t n_more) {
+/* Returns how many calls a log has, or -1 if there is no room for another. */
+static Py_ssize_t count_calls(Log *self) {
     if (self->called == NULL || !PyList_CheckExact(self->called)) return -1;
     if (self->times == NULL || !PyByteArray_CheckExact(self->times)) return -1;
     Py_ssize_t n = PyList_GET_SIZE(self->called);
-    return (n + n_more) * (Py_ssize_t)sizeof(Times) <= PyByteArray_GET_SIZE(self->times) ? n : -1;
+    return (n + 1) * (Py_ssize_t)sizeof(Times) <= PyByteArray_GET_SIZE(self->times) ? n : -1;
 }
-
-static PyObject *log_take(Log *self, PyObject *Py_UNUSED(args)) {
-    State *state = state_of(Py_TYPE(self));
-    PyObject *rows = PyList_New(0);
-    PyObject *none = PyList_New(0);
-    Py_ssize_t n = count_calls(self, 0);
-    Times *times = n < 0 ? NULL : PyMem_Malloc((size_t)(n + 1) * sizeof(Times));
-    if (rows == NULL || none == NULL || times == NULL) {
-        Py_XDECREF(rows);
-        Py_XDECREF(none);
-        PyMem_Free(times);
-        return n < 0 ? MALFORMED(NULL) : PyErr_NoMemory();
-    }
-    memcpy(times, PyByteArray_AS_STRING(self->times), (size_t)n * sizeof(Times));
-    /* From here on this function uses its own list and its own copy, because the garbage collector, which may run when a
-       row is created, can run code that makes calls or reads the log. */
-    PyObject *called = self->called;
-    self->called = none;
-    for (Py_ssize_t i = 0; rows != NULL && i < n; i++) {
-        double *row_times = times[i];
-        PyObject *row = Py_BuildValue("[OOddd]", PyList_GET_ITEM(called, i), state->ours, row_times[0], row_times[1],
-                                      row_times[2]);
-        if (row == NULL || PyList_Append(rows, row) < 0) Py_CLEAR(rows);
-        Py_XDECREF(row);
-    }
-    Py_DECREF(called);
-    PyMem_Free(times);
-    return rows;
-}
-
-static PyMethodDef log_methods[] = {
-    {"take", (PyCFunction)log_take, METH_NOARGS,
-     "take(): returns the calls that were logged here since the last `take`, each as [function, mode, begun, ended, work]."},
-    {NULL, NULL, 0, NULL},
-};
 
 static PyMemberDef log_members[] = {
     {"clock", T_OBJECT, offsetof(Log, clock), 0, NULL},
@@ -315,7 +281,6 @@ static PyMemberDef log_members[] = {
     {"times", T_OBJECT, offsetof(Log, times), 0, NULL},
     {"latest", T_OBJECT, offsetof(Log, latest), 0, NULL},
     {"begun", T_DOUBLE, offsetof(Log, begun), 0, NULL},
-    {"ended", T_DOUBLE, offsetof(Log, ended), 0, NULL},
     {"work", T_DOUBLE, offsetof(Log, work), 0, NULL},
     {"offset", T_DOUBLE, offsetof(Log, offset), 0, NULL},
     {"logs_until", T_DOUBLE, offsetof(Log, logs_until), 0, NULL},
@@ -327,7 +292,6 @@ static PyMemberDef log_members[] = {
 static PyType_Slot log_slots[] = {
     {Py_tp_doc, "The fields that each logged call reads and sets."},
     COLLECTED_SLOTS(log),
-    {Py_tp_methods, log_methods},
     {Py_tp_members, log_members},
     {0, NULL}};
 
@@ -346,7 +310,6 @@ typedef struct InFlight {
     PyObject *const *args;  /* the arguments, as in a vectorcall */
     Py_ssize_t n_args;
     PyObject *kwnames;
-    int is_part; /* whether the call has become a part of another program, as under `jit` */
 } InFlight;
 
 /* The record of this thread's innermost call in flight. */
@@ -1209,7 +1172,6 @@ static PyObject *call_fast(Walk *walk, InFlight *call) {
     }
     if (returned != NULL && read_returned(&output, returned) == 0) {
         is_transformed = wait_if_needed(&output, must_wait);
-        call->is_part = is_transformed > 0;
     }
     PyObject *result;
     if (is_transformed < 0) {
@@ -1349,6 +1311,16 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Returns whether a call runs now, rather than under a transformation such as `grad`, or -1 if an error is set. */
+static int runs_alone(State *state) {
+    if (!PyType_Check(state->eval_trace)) return 0;
+    PyObject *trace = PyObject_GetAttr(state->trace_context, state->trace);
+    if (trace == NULL) return -1;
+    int is_eval = PyObject_TypeCheck(trace, (PyTypeObject *)state->eval_trace);
+    Py_DECREF(trace);
+    return is_eval;
+}
+
 /* Returns the function that an interceptor stands for if its next call needs only to be logged, or NULL, which may
    be because of an error. `tried` and `n_due` are explained in _reports. */
 static PyObject *function_to_log(State *state, PyObject *interceptor) {
@@ -1376,10 +1348,11 @@ static int read_clock(Log *log, double *time) {
 
 /* Adds the latest call to a log, now that it has ended. Returns 0, or -1 if an error is set. */
 static int log_call(Log *log) {
-    if (read_clock(log, &log->ended) < 0) return -1;
-    Py_ssize_t n = count_calls(log, 1);
+    double ended;
+    if (read_clock(log, &ended) < 0) return -1;
+    Py_ssize_t n = count_calls(log);
     if (n < 0) return 0;
-    Times times = {log->begun, log->ended, log->work};
+    Times times = {log->begun, ended, log->work};
     memcpy(PyByteArray_AS_STRING(log->times) + n * (Py_ssize_t)sizeof(Times), times, sizeof(Times));
     log->work = 0.0;
     return PyList_Append(log->called, log->latest);
@@ -1405,18 +1378,22 @@ static PyObject *account(PyObject *interceptor, State *state, InFlight *call, Py
 static int call_logged(Dispatcher *self, Log *log, PyObject *interceptor, InFlight *call, PyObject **result) {
     if (log->is_inside || log->thread != PyThread_get_thread_ident()) return 0;
     if (log->mode != self->state->ours) return 0;
-    if (count_calls(log, 1) < 0) return 0;
+    if (count_calls(log) < 0) return 0;
     *result = NULL;
+    int is_alone = runs_alone(self->state);
+    if (is_alone <= 0) return is_alone < 0;
     double begun;
     if (read_clock(log, &begun) < 0) return 1;
     if (begun + log->offset >= log->logs_until) return 0;
     PyObject *function = function_to_log(self->state, interceptor);
     if (function == NULL) return PyErr_Occurred() != NULL;
+    log->is_inside = 1;
     Py_XSETREF(log->latest, function);
     log->begun = begun;
-    log->is_inside = 1;
     int is_made = call_first(self, call, result);
-    if (*result != NULL && !call->is_part && log_call(log) < 0) Py_CLEAR(*result);
+    /* If a tick of the trial's timer is due, it comes now, while the log tells that there is a call. */
+    if (*result != NULL && PyErr_CheckSignals() < 0) Py_CLEAR(*result);
+    if (*result != NULL && log_call(log) < 0) Py_CLEAR(*result);
     if (is_made && (*result == NULL || log->has_compiled)) *result = account(interceptor, self->state, call, *result);
     log->is_inside = 0;
     log->has_compiled = 0;
@@ -1555,10 +1532,11 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
     State old = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
                           &new.tracer_type, &new.numpy_type, &new.array_classes, &new.is_array, &new.passed,
                           &new.flatten, &new.registered, &new.same, &new.unflatten, &new.wait_for,
-                          &new.opaque_type, &new.is_for_slow_path, &new.is_repeated)) {
+                          &new.opaque_type, &new.is_for_slow_path, &new.is_repeated, &new.trace_context,
+                          &new.eval_trace)) {
         return NULL;
     }
 #define TAKE(name) Py_INCREF(new.name);
@@ -1631,8 +1609,8 @@ static PyMethodDef module_methods[] = {
      "match(wrapper, *args, **kwargs): returns the entry of the fast path that would serve this call, and the tuples of "
      "the call's arrays and static objects; None if there is no such fast path."},
     {"intercept", intercept, METH_VARARGS,
-     "intercept(wrapper, interceptor, log): has calls of a wrapper call the interceptor instead. With a log, calls that "
-     "need only be logged are made and logged here. Without an interceptor, calls are as usual again."},
+     "intercept(wrapper[, interceptor[, log]]): has calls of a wrapper call the interceptor instead. With a log, calls "
+     "that need only be logged are made and logged here. Without an interceptor, calls are as usual again."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -4,7 +4,6 @@ With the native back end, C makes and logs the calls that need nothing more. Oth
 take several microseconds longer, which is a large part of a call of a small model.
 """
 
-import bisect
 import threading
 import time
 from collections import deque
@@ -34,8 +33,7 @@ class Log(_Base):
         have passed, the trial adds them.
     - `mode`: who serves the calls of this thread now.
     - `logs_until`: the time until which calls are only logged, unless they need a closer look.
-    - `latest`, `begun`, `ended`: the `Tried` of the function that was called last, and when this
-        call began and ended.
+    - `latest`, `begun`: the `Tried` of the function that was called last, and when.
     - `work`: for how many seconds since the latest call Python was at work or JAX compiled.
     - `is_inside`: whether the thread is inside an intercepted call.
     - `has_compiled`: whether JAX has compiled something since the latest call began.
@@ -50,43 +48,28 @@ class Log(_Base):
         self.mode = OURS
         self.logs_until = 0.0
         self.latest: Any = None
-        self.begun = self.ended = self.work = 0.0
+        self.begun = self.work = 0.0
         self.is_inside = self.has_compiled = False
         self.thread = threading.get_ident()
         self.called: list[Any] = []
-        # Three doubles for each call.
+        # Three floats of eight bytes for each call: when it began and ended, and `work` before it.
         self.times = bytearray(24 * _MAX_ROWS)
         self._rows: deque[list[Any]] = deque(maxlen=_MAX_ROWS)
 
     def add(self, mode: str, ended: float) -> None:
         """Add the latest call, which was served in a mode and ended at a time."""
-        self.ended = ended
         self.rows.append([self.latest, mode, self.begun, ended, self.work])
         self.work = 0.0
-
-    def is_in_call(self, when: float) -> bool:
-        """Return whether a call was under way at a time.
-
-        The stack doesn't tell, because a call that C logs has no frame of ours, and is usually over
-        when a tick comes. Of the calls before the latest one, only those count that C has logged
-        since `rows` was read.
-        """
-        if when >= self.begun:
-            return self.is_inside or when < self.ended
-        if not self.called:
-            return False
-        times = memoryview(self.times).cast("d")[: 3 * len(self.called)]
-        # The last call that had begun.
-        i = bisect.bisect_right(times[::3], when) - 1
-        return i >= 0 and when < times[3 * i + 1]
 
     @property
     def rows(self) -> deque[list[Any]]:
         """The latest calls."""
         if self.called:
-            taken = self.take()
-            for function, *_ in taken:
+            times = memoryview(self.times[: 24 * len(self.called)]).cast("d")
+            called, self.called = self.called, []
+            of_calls = zip(*[times[i::3].tolist() for i in range(3)], strict=True)
+            for function, (begun, ended, work) in zip(called, of_calls, strict=False):
                 function.calls += 1
                 function.n_ours += 1
-            self._rows += taken
+                self._rows.append([function, OURS, begun, ended, work])
         return self._rows

@@ -123,8 +123,9 @@ class Sampler:
     ) -> Place:
         """Return what a thread is doing, and for which line of the user's.
 
-        `is_in_call` tells whether it is inside a jitted call that may have no frame. The variables
-        of a thread that runs on meanwhile, other than the main thread, aren't read.
+        `is_in_call` tells whether it is inside a jitted call. If C has made the call, it has no
+        frame of ours. The variables of a thread that runs on meanwhile, other than the main thread,
+        aren't read.
         """
         line = of_jax = kind = None
         if innermost is not None and _is_users_beginning(innermost):
@@ -152,14 +153,14 @@ class Sampler:
                 of_jax = of_jax if of_jax in _READS else code.co_name
             frame = frame.f_back
         line = line or NO_LINE
-        if kind is not None:
-            return kind, line
-        if of_jax is not None:
+        if kind is None and of_jax is not None:
             kind = _KIND_OF_NAME.get(of_jax, OPERATIONS)
-        if is_in_call:
-            return WAITING if kind is WAITING else CALLS, line
+            if is_in_call and kind is not WAITING:
+                kind = CALLS
         if kind is not None:
             return kind, line
+        if is_in_call:
+            return CALLS, line
         if innermost is None or innermost.f_code.co_filename.startswith(OUR_FILES):
             return PYTHON, line
         return _kind_of_call(innermost, is_main), line
@@ -188,41 +189,22 @@ class Sampler:
                 self.places[key] -= seconds
             found.clear()
 
-    def _tick(self, frame: types.FrameType, dues: list[tuple[float, float]]) -> None:
+    def _tick(self, frame: types.FrameType, seconds: float) -> None:
         if self._stopped is not None:
             return
         self.hold(time.perf_counter())
-        # If C calls a jitted function many times, such as `functools.reduce`, there is one tick for
-        # all of these calls and for what C does between them.
-        of_calls = of_rest = 0.0
-        for due, seconds in dues:
-            if self.log.is_in_call(due - self.log.offset):
-                of_calls += seconds
-            else:
-                of_rest += seconds
-        try:
-            if of_calls:
-                self._sample(frame, True, of_calls)
-            if of_rest:
-                self._sample(frame, False, of_rest)
-            self._n_ticks += 1
-            if self._n_ticks % _ONE_IN == 0:
-                with suppressed:
-                    self._sample_others()
-        finally:
-            self._seen = _clocks()
-            self.release(self._seen[0])
-
-    def _sample(self, frame: types.FrameType, is_in_call: bool, seconds: float) -> None:
         place = PYTHON, NO_LINE
         try:
             # The program's stack may be too deep for another call, and a class of the user's may
             # raise an error if it is asked for an attribute.
             with suppressed:
-                place = self.place_of(frame, is_in_call)
+                place = self.place_of(frame, self.log.is_inside)
                 if place[0] is CALLS and self._has_waited(frame):
                     place = WAITING, place[1]
                     self.waited_in_calls += seconds
+                self._n_ticks += 1
+                if self._n_ticks % _ONE_IN == 0:
+                    self._sample_others()
         finally:
             key = place, self.function_of(place[0])
             self.places[key] += seconds
@@ -231,6 +213,8 @@ class Sampler:
             self._since[1][key] += seconds
             if place[0] is PYTHON:
                 self.log.work += seconds
+            self._seen = _clocks()
+            self.release(self._seen[0])
 
     def _has_waited(self, frame: types.FrameType) -> bool:
         """Return whether a jitted call that was interrupted has waited for a computation.

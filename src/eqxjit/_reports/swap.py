@@ -127,16 +127,15 @@ class Interceptor:
     def account(
         self, result: Any, error: BaseException | None, /, *args: Any, **kwargs: Any
     ) -> None:
-        """Account for a call that C has made, and that has failed, or in which JAX has compiled."""
+        """Account for a call that C has made, and that has failed, or in which JAX has compiled.
+
+        C has logged the call unless it has failed.
+        """
         thread = self.swap.current.thread
         try:
-            if is_transforming():
-                # Arguments that are no tracers may become a part of another program, too.
-                return
             if error is None:
                 self.swap.finish(self, args, kwargs, Outcome(result, None))
                 return
-            # A call that has failed isn't logged.
             self.tried.calls += 1
             self.tried.n_ours += 1
             if thread.has_compiled:
@@ -251,6 +250,11 @@ class Swap:
         ref = weakref.ref(wrapper, lambda _: intercepted.pop(key, None))
         intercepted[key] = ref, interceptor
         _set_interceptor(wrapper, interceptor)
+
+    def count_calls(self) -> None:
+        """Count the calls so far, if this is the thread in which the trial began."""
+        if self.current.thread.is_main:
+            _ = self.sampler.log.rows
 
     # --- A call -------------------------------------------------------------------------------
 
@@ -452,8 +456,6 @@ class Swap:
         if self._compiled.setdefault(compiled, n_calls) == n_calls:
             self.startup += seconds
             self.sampler.log.offset += seconds
-            # The clock has gone back, so what follows would seem to lie in the latest call.
-            self.sampler.log.ended = 0.0
         else:
             self.sampler.add((COMPILING, line), None, seconds)
             self.sampler.log.work += seconds
@@ -479,8 +481,13 @@ def _all_wrappers() -> list[Any]:
 def _set_interceptor(wrapper: Any, interceptor: Any) -> None:
     """Redirect the calls of a wrapper to an interceptor, or back if it is `None`."""
     if native is not None:
-        found = () if interceptor is None else (interceptor, interceptor.swap.sampler.log)
-        native.intercept(wrapper, *found)
+        if interceptor is None:
+            native.intercept(wrapper)
+        elif len(_running) > 1:
+            # The trial around this one makes the calls, so that it logs them, too.
+            native.intercept(wrapper, interceptor)
+        else:
+            native.intercept(wrapper, interceptor, interceptor.swap.sampler.log)
         return
     handler = wrapper._handler
     if interceptor is None:

@@ -43,12 +43,11 @@ _original = {name: function for name, (_, function) in _functions.items()}
 
 
 class Timer:
-    """Calls `tick(frame, dues)` every few milliseconds in the main thread.
+    """Calls `tick(frame, seconds)` every few milliseconds in the main thread.
 
-    `frame` is the frame that was interrupted, and `dues` has a pair for each tick that was due:
-    when it was, and the seconds for which it stands.
+    `frame` is the frame that was interrupted, and `seconds` the time for which the tick stands.
     Python interrupts only between two bytecodes, so a call into C is over when `tick` is called. If
-    several ticks were due during the call, `tick` is called once for all of them.
+    several ticks were due during the call, `tick` is called once, with the sum of their seconds.
 
     A sampling thread instead would run only when the main thread releases Python's lock, which
     favors some lines. In Python 3.11 it may also find a frame that is being freed.
@@ -59,7 +58,7 @@ class Timer:
     - `has_yielded`: whether it was stopped because the program uses alarms itself.
     """
 
-    def __init__(self, tick: Callable[[types.FrameType, list[tuple[float, float]]], None]) -> None:
+    def __init__(self, tick: Callable[[types.FrameType, float], None]) -> None:
         self._tick = tick
         # Not the functions of `random`, which would draw from the program's random numbers.
         self._random = random.Random()
@@ -139,14 +138,14 @@ class Timer:
             # The alarm that the program had set before the trial is due.
             self._yield()
             return
-        dues = list[tuple[float, float]]()
+        seconds = 0.0
         while self._due <= now:
             longer = min(_LONGEST, 1.0 + now - self._begun)
             interval = longer * self._random.uniform(*_INTERVALS)
-            dues.append((self._due, interval))
             self._due += interval
+            seconds += interval
         try:
-            self._tick(frame, dues)
+            self._tick(frame, seconds)
         finally:
             # Another thread may have stopped the timer meanwhile, to set an alarm of its own.
             if self.is_on:

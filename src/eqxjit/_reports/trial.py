@@ -158,6 +158,7 @@ class Trial:
     @property
     def functions(self) -> list[TrialFunction]:
         """The findings on each function, the most called first."""
+        self._swap.count_calls()
         groups: defaultdict[object, list[Tried]] = defaultdict(list)
         for tried in self._swap.functions:
             groups[tried.row].append(tried)
