@@ -1380,18 +1380,24 @@ static int call_logged(Dispatcher *self, Log *log, PyObject *interceptor, InFlig
     if (log->mode != self->state->ours) return 0;
     if (count_calls(log) < 0) return 0;
     *result = NULL;
-    int is_alone = runs_alone(self->state);
-    if (is_alone <= 0) return is_alone < 0;
     double begun;
     if (read_clock(log, &begun) < 0) return 1;
     if (begun + log->offset >= log->logs_until) return 0;
     PyObject *function = function_to_log(self->state, interceptor);
     if (function == NULL) return PyErr_Occurred() != NULL;
+    /* From here on, ticks of the trial's timer count for the call. `runs_alone` runs JAX's code, in which one may come. */
     log->is_inside = 1;
-    Py_XSETREF(log->latest, function);
-    log->begun = begun;
-    int is_made = call_first(self, call, result);
-    /* If a tick of the trial's timer is due, it comes now, while the log tells that there is a call. */
+    int is_made = runs_alone(self->state);
+    if (is_made > 0) {
+        Py_XSETREF(log->latest, function);
+        log->begun = begun;
+        is_made = call_first(self, call, result);
+    }
+    else {
+        Py_DECREF(function);
+        is_made = is_made < 0;
+    }
+    /* If a tick is due, it comes now, while the log tells that there is a call. */
     if (*result != NULL && PyErr_CheckSignals() < 0) Py_CLEAR(*result);
     if (*result != NULL && log_call(log) < 0) Py_CLEAR(*result);
     if (is_made && (*result == NULL || log->has_compiled)) *result = account(interceptor, self->state, call, *result);
