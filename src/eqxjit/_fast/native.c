@@ -1366,7 +1366,7 @@ static PyObject *account(PyObject *interceptor, State *state, InFlight *call, Py
     PyObject *answer = call_method(state->account, first, 3, call);
     if (answer == NULL) {
         Py_CLEAR(result);
-        Py_CLEAR(error);
+        if (error != NULL) choose_error(state, error);
     }
     else if (error != NULL) set_error(error);
     Py_XDECREF(answer);

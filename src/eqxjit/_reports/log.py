@@ -38,7 +38,7 @@ class Log(_Base):
     - `is_inside`: whether the thread is inside an intercepted call.
     - `has_compiled`: whether JAX has compiled something since the latest call began.
     - `thread`: the thread's number.
-    - `called`, `times`: the functions of the calls that C has logged since `rows` was read, and a
+    - `called`, `times`: the functions of the calls that C has logged since the last `read`, and a
         buffer for their times.
     """
 
@@ -58,12 +58,11 @@ class Log(_Base):
 
     def add(self, mode: str, ended: float) -> None:
         """Add the latest call, which was served in a mode and ended at a time."""
-        self.rows.append([self.latest, mode, self.begun, ended, self.work])
+        self.read().append([self.latest, mode, self.begun, ended, self.work])
         self.work = 0.0
 
-    @property
-    def rows(self) -> deque[list[Any]]:
-        """The latest calls."""
+    def read(self) -> deque[list[Any]]:
+        """Count the calls that C has logged since the last time, and return the latest calls."""
         if self.called:
             times = memoryview(self.times[: 24 * len(self.called)]).cast("d")
             called, self.called = self.called, []

@@ -155,12 +155,10 @@ class Sampler:
         line = line or NO_LINE
         if kind is None and of_jax is not None:
             kind = _KIND_OF_NAME.get(of_jax, OPERATIONS)
-            if is_in_call and kind is not WAITING:
-                kind = CALLS
+        if is_in_call and kind is not WAITING:
+            kind = CALLS
         if kind is not None:
             return kind, line
-        if is_in_call:
-            return CALLS, line
         if innermost is None or innermost.f_code.co_filename.startswith(OUR_FILES):
             return PYTHON, line
         return _kind_of_call(innermost, is_main), line

@@ -98,11 +98,11 @@ class Spans:
         A short block ends with it. `has_compiled` tells whether it was a trace.
         """
         if self._log.mode is OURS:
-            self._log.rows.clear()
+            self._log.read().clear()
             return
         # The call itself or, if it has raised an error and isn't logged, the call before it.
-        if self._log.rows:
-            self._log.rows.pop()
+        if self._log.read():
+            self._log.read().pop()
         self.end_block()
         # The short blocks begin again after the next call if it was a comparison, since there are
         # only a few. A program may trace for ever, and a call would be compared each time.
@@ -111,7 +111,7 @@ class Spans:
     def begin(self, function: Any, begun: float) -> None:
         """Begin with a call of a function that began at a time of the clock."""
         self._sampler.places.clear()
-        self._log.rows.clear()
+        self._log.read().clear()
         self._begin(OURS, time.perf_counter())
         function.n_ours = 1
         self._steady = begun
@@ -121,7 +121,7 @@ class Spans:
     def _is_over(self, now: float) -> bool:
         if self._log.mode is OURS:
             return self._is_last
-        n, seconds = len(self._log.rows), now - self._begun
+        n, seconds = len(self._log.read()), now - self._begun
         if self._log.mode is AWAITED:
             return n >= _N_AWAITED or (seconds >= _MIN_SECONDS and n >= 2)
         is_long = seconds >= _MIN_SECONDS and n >= _MIN_CALLS
@@ -169,11 +169,11 @@ class Spans:
         # A block of eqxjit's that has just one call shows only a call that is awaited.
         if next_function is not None and len(warm) > (mode is OURS):
             self._compare([*warm, [next_function, mode, sampler.clock(), 0.0, self._log.work]])
-        self._log.rows.clear()
+        self._log.read().clear()
 
     def _warm_calls(self) -> list[list[Any]]:
         """Return the logged calls without the first ones of a short block."""
-        calls = [*self._log.rows]
+        calls = [*self._log.read()]
         if self._log.mode is OURS:
             return calls
         n_cold = sum(begun < calls[0][2] + _SECONDS_COLD for _, _, begun, _, _ in calls[:_N_COLD])

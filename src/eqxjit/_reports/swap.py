@@ -254,7 +254,7 @@ class Swap:
     def count_calls(self) -> None:
         """Count the calls so far, if this is the thread in which the trial began."""
         if self.current.thread.is_main:
-            _ = self.sampler.log.rows
+            self.sampler.log.read()
 
     # --- A call -------------------------------------------------------------------------------
 
