@@ -318,7 +318,7 @@ def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
 
 def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:
     """Return the code of a function, and of the functions that it closes over."""
-    functions = [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
+    functions = [value for _, value in captured(fun) if type(value) is types.FunctionType]
     return [function.__code__ for function in (fun, *functions)]
 
 

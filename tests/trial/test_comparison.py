@@ -1032,6 +1032,23 @@ def test_no_error_of_the_sampler_reaches_the_program():
     assert trial.functions[0].calls == 60
 
 
+class Lazy:
+    """An object that raises if it is asked for its class, as a weak proxy of a dead object does."""
+
+    @property
+    def __class__(self):
+        raise ReferenceError
+
+
+def test_no_object_of_the_program_is_asked_for_its_class(monkeypatch):
+    monkeypatch.setitem(globals(), "lazy", Lazy())
+    other = Lazy()
+    f = eqxjit.filter_jit(lambda x, is_used=False: (lazy, other) if is_used else x)  # noqa: F821
+    with eqxjit.trial() as trial:
+        f(X)
+    assert trial.functions[0].compared == 1
+
+
 def test_errors_that_the_trial_handles_do_not_end_sampling():
     step = eqxjit.filter_jit(lambda x: x + 1, donate="all")
     reset = jax.jit(lambda x: 0 * x, donate_argnums=0)

@@ -470,7 +470,8 @@ def _all_wrappers() -> list[Any]:
     is_frozen = gc.get_freeze_count() > 0
     # `gc.get_objects` doesn't list frozen objects.
     gc.unfreeze()
-    found = [each for each in gc.get_objects() if isinstance(each, JitFunction)]
+    # Not `isinstance`, which asks other objects for `__class__`. A dead weak proxy raises then.
+    found = [each for each in gc.get_objects() if issubclass(type(each), JitFunction)]
     if is_frozen:
         # Objects that were created since the program froze its objects become frozen, too.
         gc.freeze()

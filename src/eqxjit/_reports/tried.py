@@ -189,7 +189,7 @@ class Tried:
     def exclude_if_stateful(self, values: list[Any]) -> None:
         """Exclude the function if it reads something that changes with each call."""
         for each in values:
-            if isinstance(each, _STATEFUL) or hasattr(type(each), "__next__"):
+            if issubclass(type(each), _STATEFUL) or hasattr(type(each), "__next__"):
                 self.exclude(f"it reads a `{type(each).__name__}`")
 
     def note_effects(self, trace: Trace) -> None:
