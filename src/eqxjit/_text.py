@@ -72,10 +72,14 @@ def comes_from_signal_handler(error: BaseException) -> bool:
         # Python passes a handler the frame that it interrupts. In the traceback, that frame comes
         # right before the handler's own. To look for the code of installed handlers isn't enough,
         # because some handlers reinstall an earlier handler before they raise.
-        variables = [*frame.f_locals.values()]
-        variables += [each for value in variables if type(value) is tuple for each in value]
-        if previous is not None and any(value is previous for value in variables):
-            return True
+        #
+        # The first frame has caught the error. Its `f_locals` isn't read, because before Python 3.13
+        # that is a dict, which would refer to the error until the garbage collector runs.
+        if previous is not None:
+            variables = [*frame.f_locals.values()]
+            variables += [each for value in variables if type(value) is tuple for each in value]
+            if any(value is previous for value in variables):
+                return True
         if frame.f_code in handlers:
             return True
         previous = frame

@@ -973,6 +973,26 @@ def test_a_result_that_the_program_drops_is_freed():
     assert n_alive == 0
 
 
+@pytest.mark.parametrize("compare", [True, False])
+def test_the_arguments_of_a_call_that_fails_are_freed(compare):
+    @eqxjit.filter_jit
+    def f(x):
+        raise ValueError("too large")
+
+    def fails():
+        x = jnp.ones(3)
+        with contextlib.suppress(ValueError):
+            f(x)
+        return weakref.ref(x)
+
+    gc.disable()
+    try:
+        with eqxjit.trial(compare=compare):
+            assert [fails()() for _ in range(5)] == [None] * 5
+    finally:
+        gc.enable()
+
+
 def test_an_empty_trial_takes_no_negative_time():
     with eqxjit.trial() as trial:
         pass

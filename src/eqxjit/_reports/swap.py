@@ -275,9 +275,14 @@ class Swap:
         finally:
             thread.has_compiled = False
             sampler.release(time.perf_counter())
-        if outcome.error is not None:
+        if outcome.error is None:
+            return outcome.result
+        try:
             raise outcome.error
-        return outcome.result
+        finally:
+            # The traceback refers to this frame. If the frame referred to the error, the arguments
+            # would stay alive until the garbage collector runs.
+            del outcome
 
     def _choose(
         self, to: Interceptor, mode: str, is_extra: bool, args: Any, kwargs: Any
@@ -309,27 +314,29 @@ class Swap:
         if thread.is_main:
             sampler.release(time.perf_counter())
             thread.latest, thread.begun = to.tried, sampler.clock()
+        # Without a mode, the call isn't timed, because a call that fails takes an unusual time.
+        served_by = ""
         try:
-            outcome = Outcome(served(*args, **kwargs), None)
+            result = served(*args, **kwargs)
             if mode is AWAITED:
                 begun = sampler.clock()
                 # If the computation has failed, the program finds out when it reads the result.
                 with suppressed:
-                    jax.block_until_ready(outcome.result)
+                    jax.block_until_ready(result)
                 if thread.is_main and thread.mode is OURS:
                     # At the end of a long block, the trial waits for what later calls would.
                     sampler.waited_in_calls += sampler.clock() - begun
+            served_by = mode
+            return Outcome(result, None)
         except Exception as error:
             if comes_from_signal_handler(error):
                 # The function hasn't raised this error, so the call isn't compared.
                 raise
-            outcome = Outcome(None, error)
-        if thread.is_main:
-            sampler.hold(time.perf_counter())
-            # Without a mode, the call isn't timed, because a call that fails takes an unusual time.
-            served_by = mode if outcome.error is None else ""
-            thread.add(served_by, sampler.clock())
-        return outcome
+            return Outcome(None, error)
+        finally:
+            if thread.is_main:
+                sampler.hold(time.perf_counter())
+                thread.add(served_by, sampler.clock())
 
     def finish(
         self,

@@ -296,7 +296,8 @@ class Tried:
         except Exception as error:
             if comes_from_signal_handler(error):
                 raise
-            return Outcome(None, error)
+            # The frames of a traceback would keep the arguments alive until garbage collection.
+            return Outcome(None, error.with_traceback(None))
         finally:
             comparing.nested_mode = OURS
             # It isn't there if a trial within this trial has compared a part of the call.
