@@ -1023,6 +1023,20 @@ def test_after_an_inner_trial_the_outer_one_goes_on():
     assert outer.functions[0].calls >= 5
 
 
+def test_trials_may_end_in_any_order():
+    init = vars(type(eqxjit.filter_jit(lambda x: x)))["__init__"]
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    with contextlib.ExitStack() as first:
+        first.enter_context(eqxjit.trial())
+        with eqxjit.trial() as second:
+            first.close()
+            g = eqxjit.filter_jit(lambda x: x + 2)
+            for _ in range(5):
+                f(X), g(X)
+    assert [row.calls for row in second.functions] == [5, 5]
+    assert vars(type(f))["__init__"] is init
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_a_program_may_replace_itself():
     program = """

@@ -8,6 +8,7 @@ by Equinox instead of eqxjit, for example.
 import contextlib
 import functools
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -197,8 +198,6 @@ class Swap:
         self._compiled: dict[Any, int] = {}
         # The seconds that comparisons have taken, without compilations.
         self._comparing = 0.0
-        # `JitFunction.__init__` as it was when the trial began.
-        self._init: Any = JitFunction.__init__
         # The wrappers, and their interceptors, by the wrapper's `id`.
         self._intercepted: dict[int, tuple[weakref.ref[Any], Interceptor]] = {}
 
@@ -211,31 +210,28 @@ class Swap:
             # Have Equinox trace all functions again, those of an earlier trial included.
             eqx.clear_caches()
 
-        def init(wrapper: Any, function: Any, arrays: Any) -> None:
-            self._init(wrapper, function, arrays)
-            self._intercept(wrapper)
-
         _running.append(self)
         listeners.append(self._observe)
         # If an interrupt comes while some are intercepted, all wrappers are as before at the end.
         try:
             for wrapper in _all_wrappers():
                 self._intercept(wrapper)
-            JitFunction.__init__ = init  # type: ignore[method-assign]
+            JitFunction.__init__ = _init_intercepted  # type: ignore[method-assign]
             self.sampler.start()
             yield
         finally:
             self.sampler.stop()
             self.spans.end_block()
             listeners.remove(self._observe)
-            JitFunction.__init__ = self._init
             _running.remove(self)
-            # Another trial may be running, around this one.
-            outer = _running[-1]._intercepted if _running else {}
+            if not _running:
+                JitFunction.__init__ = _init
+            # Another trial may be running, which began earlier or, in another thread, later.
+            others = _running[-1]._intercepted if _running else {}
             for ref, _ in [*self._intercepted.values()]:
                 wrapper = ref()
                 if wrapper is not None:
-                    _, interceptor = outer.get(id(wrapper), (None, None))
+                    _, interceptor = others.get(id(wrapper), (None, None))
                     _set_interceptor(wrapper, interceptor)
             # Free the copies of the wrappers. Otherwise a later trial would intercept them, too.
             self._intercepted.clear()
@@ -243,7 +239,10 @@ class Swap:
     def _intercept(self, wrapper: Any) -> None:
         # Not `copy.copy`, by which the copy would be intercepted, too.
         ours = JitFunction.__new__(type(wrapper))
-        self._init(ours, wrapper._function, wrapper._handler.fun_arrays)
+        _init(ours, wrapper._function, wrapper._handler.fun_arrays)
+        # The trials around this one serve the calls of this one.
+        for outer in itertools.takewhile(lambda each: each is not self, [*_running]):
+            outer._intercept(ours)
         interceptor = Interceptor(self, ours)
         # Not a `WeakKeyDictionary`, because the hash of a wrapper is that of its arrays.
         key, intercepted = id(wrapper), self._intercepted
@@ -470,6 +469,15 @@ class Swap:
 
 # The trials that are running, outermost first.
 _running: list[Swap] = []
+
+_init: Any = JitFunction.__init__
+
+
+def _init_intercepted(wrapper: Any, function: Any, arrays: Any) -> None:
+    """Create a wrapper during a trial. Replaces `JitFunction.__init__`."""
+    _init(wrapper, function, arrays)
+    for swap in [*_running]:
+        swap._intercept(wrapper)
 
 
 def _all_wrappers() -> list[Any]:
