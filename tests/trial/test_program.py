@@ -239,3 +239,23 @@ def test_a_page_that_cannot_be_written_is_an_error_at_once(tmp_path):
     assert result.returncode == 2
     assert "can't write the page" in result.stderr
     assert result.stdout == ""
+
+
+def test_the_sampler_reads_source_without_warnings(tmp_path):
+    program = r"""
+        import time
+
+        import eqxjit
+        import jax.numpy as jnp
+
+        double = eqxjit.filter_jit(lambda x: 2 * x)
+        double(jnp.ones(3)), double(jnp.ones(3))
+        end = time.monotonic() + 0.5
+        text = "it's" * 100_000
+        while time.monotonic() < end:
+            text.replace("1\d", 'it\'s')
+    """
+    result = run(tmp_path, program, "train.py", PYTHONWARNINGS="always")
+    # Python itself warns once, when it compiles the program.
+    assert "train.py:12 (" in result.stdout
+    assert "<unknown>" not in result.stderr

@@ -5,6 +5,7 @@ import builtins
 import functools
 import inspect
 import itertools
+import re
 import sys
 import threading
 import time
@@ -308,8 +309,10 @@ def _call_at(code: types.CodeType, offset: int) -> ast.Call | None:
     # The columns count bytes.
     lines[-1] = lines[-1][:stop]
     lines[0] = lines[0][start:]
+    # Without escapes, because Python warns of those that are invalid.
+    source = re.sub(rb"\\[^'\"]", b"", b"".join(lines))
     try:
-        found = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+        found = ast.parse(b"(" + source + b")", mode="eval").body
     except (SyntaxError, ValueError):
         return None
     return found if isinstance(found, ast.Call) else None
