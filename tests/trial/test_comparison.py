@@ -993,6 +993,19 @@ def test_the_arguments_of_a_call_that_fails_are_freed(compare):
         gc.enable()
 
 
+def test_the_error_of_a_program_that_closes_its_output_stays():
+    program = """
+        import sys
+        import eqxjit
+        with eqxjit.trial():
+            sys.stdout.close()
+            raise KeyError("oh")
+    """
+    result = python("-c", textwrap.dedent(program))
+    assert "KeyError: 'oh'" in result.stderr
+    assert "no function under filter_jit was called" in result.stderr
+
+
 def test_an_empty_trial_takes_no_negative_time():
     with eqxjit.trial() as trial:
         pass

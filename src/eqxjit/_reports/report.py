@@ -21,7 +21,7 @@ from .._diagnostics.size import Program
 from .._diagnostics.trace import Trace, TraceList
 from .._html import block, page, paragraph, table
 from .._places import CallSite
-from .._text import bytes_text, times
+from .._text import bytes_text, suppressed, times
 from .operations import Caller, caller_of
 from .timeline import ReportSpan, chrome_trace, spans_of
 
@@ -427,5 +427,12 @@ def show(report: Any) -> None:
         from IPython.display import display
 
         display(report)
-    else:
-        print(report)
+        return
+    text = str(report)
+    # The program may have closed its standard output, or have replaced it by an object that fails
+    # in any way. Then print on the standard error.
+    for file in (sys.stdout, sys.__stderr__):
+        with suppressed:
+            if file is not None:
+                print(text, file=file)
+                return

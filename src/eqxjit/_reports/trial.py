@@ -13,7 +13,7 @@ from .._deploy.install import install
 from .._diagnostics.trace import Trace
 from .._html import block, page, paragraph, table
 from .._places import CallSite
-from .._text import counted, suppressed
+from .._text import counted
 from .log import AWAITED, OURS, THEIRS
 from .report import show
 from .sampler import CALLS, COMPILING, KINDS, MOVING, NO_LINE, OPERATIONS, PYTHON, WAITING
@@ -341,16 +341,6 @@ def _aligned(rows: Iterable[Sequence[str]], n_numbers: int) -> list[str]:
     return lines
 
 
-def _print(text: str) -> None:
-    """Print on the standard output or, if the program has closed it, on the standard error."""
-    for file in (sys.stdout, sys.__stderr__):
-        # The program may have replaced its standard output by an object that fails in any way.
-        with suppressed:
-            if file is not None:
-                print(text, file=file)
-                return
-
-
 @contextlib.contextmanager
 def trial(*, compare: bool = True) -> Iterator[Trial]:
     """Try eqxjit on what runs inside, and print the findings.
@@ -411,6 +401,6 @@ def trial_of_program(name: str, path: str | None, compare: bool) -> Iterator[Non
             raise
     finally:
         # However the program ends.
-        _print(str(found)) if path is None else found.save(path)
+        show(found) if path is None else found.save(path)
     if found.is_wrong:
         sys.exit(1)
