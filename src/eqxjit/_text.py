@@ -73,8 +73,8 @@ def comes_from_signal_handler(error: BaseException) -> bool:
         # right before the handler's own. To look for the code of installed handlers isn't enough,
         # because some handlers reinstall an earlier handler before they raise.
         #
-        # The first frame has caught the error. Its `f_locals` isn't read, because before Python 3.13
-        # that is a dict, which would refer to the error until the garbage collector runs.
+        # The first frame has caught the error. Its `f_locals` isn't read. Before Python 3.13, that
+        # is a dict, which would keep the error alive until the garbage collector runs.
         if previous is not None:
             variables = [*frame.f_locals.values()]
             variables += [each for value in variables if type(value) is tuple for each in value]

@@ -1090,7 +1090,7 @@ class Lazy:
 def test_no_object_of_the_program_is_asked_for_its_class(monkeypatch):
     monkeypatch.setitem(globals(), "lazy", Lazy())
     other = Lazy()
-    f = eqxjit.filter_jit(lambda x, is_used=False: (lazy, other) if is_used else x)  # noqa: F821
+    f = eqxjit.filter_jit(lambda x, is_used=False: (lazy, other) if is_used else x)
     with eqxjit.trial() as trial:
         f(X)
     assert trial.functions[0].compared == 1

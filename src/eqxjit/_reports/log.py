@@ -1,4 +1,4 @@
-"""Logs the calls of a thread.
+"""The state of a thread in a trial, and the log of its calls.
 
 With the native back end, C makes and logs the calls that need nothing more. Otherwise they would
 take several microseconds longer, which is a large part of a call of a small model.
@@ -10,23 +10,21 @@ from collections import deque
 from typing import Any
 
 from .._compat import native
+from .._diagnostics.trace import Trace
 
 #: The modes of serving a call: by Equinox; by eqxjit, waiting for the results; and by eqxjit.
 THEIRS, AWAITED, OURS = "theirs", "awaited", "ours"
-
-# At most this many calls are kept, the latest ones. C keeps as many, and then leaves it to Python
-# to make the next call and to read the log.
-_MAX_ROWS = 5_000
 
 _Base: type = object if native is None else native.Log
 
 
 class Log(_Base):
-    """The log of the calls of the thread that creates it.
+    """The state of the thread that creates it and, if there is room, the log of its calls.
 
-    Each call is logged as a list of five: the function's `Tried`, the mode in which it was served,
-    when it began and ended, and the value of `work` before it. The fields are C fields with the
-    native back end.
+    The latest `max_rows` calls are kept. C keeps as many, and then leaves it to Python to make the
+    next call and to read the log. Each call is logged as a list of five: the function's `Tried`,
+    the mode in which it was served, when it began and ended, and the value of `work` before it. All
+    fields down to `times` are C fields with the native back end.
 
     - `clock`: a function that returns the time.
     - `offset`: by how much the logged times are behind those of `clock`. To leave out seconds that
@@ -40,9 +38,14 @@ class Log(_Base):
     - `thread`: the thread's number.
     - `called`, `times`: the functions of the calls that C has logged since the last `read`, and a
         buffer for their times.
+    - `trace`: the last trace that eqxjit has recorded since the latest call began. It is the
+        function's own trace, because all others are nested in that one. `None` if there is none.
+    - `phases`: the ends of the latest phases of tracing, lowering and compiling, and the seconds of
+        each.
+    - `compiling`: the seconds of all tracing, lowering and compiling so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_rows: int) -> None:
         self.clock = time.perf_counter
         self.offset = 0.0
         self.mode = OURS
@@ -53,8 +56,11 @@ class Log(_Base):
         self.thread = threading.get_ident()
         self.called: list[Any] = []
         # Three floats of eight bytes for each call: when it began and ended, and `work` before it.
-        self.times = bytearray(24 * _MAX_ROWS)
-        self._rows: deque[list[Any]] = deque(maxlen=_MAX_ROWS)
+        self.times = bytearray(24 * max_rows)
+        self.trace: Trace | None = None
+        self.phases: deque[tuple[float, float]] = deque(maxlen=1_000)
+        self.compiling = 0.0
+        self._rows: deque[list[Any]] = deque(maxlen=max_rows)
 
     def add(self, mode: str, ended: float) -> None:
         """Add the latest call, which was served in a mode and ended at a time."""

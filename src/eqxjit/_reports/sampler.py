@@ -81,7 +81,6 @@ class Sampler:
         self.others: defaultdict[str, Counter[Place]] = defaultdict(Counter)
         self.timer = Timer(self._tick)
         self._entrance = entrance
-        self._main = threading.get_ident()
         # When the clock was stopped; None while it runs. It stands at zero until the start.
         self._stopped: float | None = 0.0
         self._n_ticks = 0
@@ -103,12 +102,12 @@ class Sampler:
 
     def hold(self, now: float) -> None:
         """Stop the clock, because the trial works for itself in the main thread from now on."""
-        if self._stopped is None and threading.get_ident() == self._main:
+        if self._stopped is None and threading.get_ident() == self.log.thread:
             self._stopped = now
 
     def release(self, now: float) -> None:
         """Let the clock run again, if the main thread has stopped it and goes on."""
-        if self._stopped is not None and threading.get_ident() == self._main:
+        if self._stopped is not None and threading.get_ident() == self.log.thread:
             self.log.offset += now - self._stopped
             self._stopped = None
 
@@ -238,7 +237,7 @@ class Sampler:
         frames = sys._current_frames()
         # A variable of this frame that refers to the frame itself would keep alive all that is on
         # the stack.
-        del frames[self._main]
+        del frames[self.log.thread]
         for ident, frame in frames.items():
             place = self.place_of(frame, is_main=False)
             self.others[names.get(ident, str(ident))][place] += 1

@@ -199,11 +199,7 @@ class Spans:
                 # As many as in a short block, so that a group meets rare work as often.
                 n = min(n, short[0][1])
             groups = [(sum(spans[i : i + n]), n) for i in range(0, len(spans) - n + 1, n)]
-            # Not `setdefault`, after which an interrupt would leave a mode without groups.
-            if self._log.mode in alike:
-                alike[self._log.mode] += groups
-            else:
-                alike[self._log.mode] = groups
+            alike[self._log.mode] = [*alike.get(self._log.mode, ()), *groups]
 
     # --- Figures ------------------------------------------------------------------------------
 

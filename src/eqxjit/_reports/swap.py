@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,35 +35,18 @@ from .tried import N_FIRST, Outcome, Parts, Tried, comparing, renewed, tried_of,
 # taken less than this many seconds, or less than this part of the program's time.
 _FEW_SECONDS, _SMALL_PART = 0.5, 0.25
 
+# At most this many calls of the main thread are kept, until a block ends.
+_MAX_ROWS = 5_000
+
 # Only the main thread has spans. In any other thread, and before the first warm call, one call in
 # this many is compared, except while calls are only logged.
 _ONE_IN = 50
 
 
-class _Thread(Log):
-    """The state of one thread.
-
-    - `is_main`: whether it is the thread in which the trial began. Only this thread's calls are
-        logged.
-    - `compiling`: the seconds of all tracing, lowering and compiling so far.
-    - `trace`: the last trace that eqxjit has recorded since the latest call began. It is the
-        function's own trace, because all others are nested in that one. `None` if there is none.
-    - `phases`: the ends of the latest phases of tracing, lowering and compiling, and the seconds of
-        each.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_main = False
-        self.compiling = 0.0
-        self.trace: Trace | None = None
-        self.phases: deque[tuple[float, float]] = deque(maxlen=1_000)
-
-
 class _Current(threading.local):
     # One object, because each attribute of a `threading.local` takes some time to read.
     def __init__(self) -> None:
-        self.thread = _Thread()
+        self.log = Log(max_rows=0)
 
 
 class Interceptor:
@@ -82,48 +64,47 @@ class Interceptor:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         swap, tried = self.swap, self.tried
-        thread = swap.current.thread
+        log, main = swap.current.log, swap.main
         # A call under a transformation becomes part of another program, and a call that a callback
         # makes is part of another call.
-        if thread.is_inside or is_transforming():
+        if log.is_inside or is_transforming():
             return self.nested(*args, **kwargs)
-        thread.is_inside = True
+        log.is_inside = True
         try:
-            sampler, log = swap.sampler, swap.sampler.log
             now = time.perf_counter()
-            if tried is None or tried.n_due > 0 or now >= log.logs_until:
+            if tried is None or tried.n_due > 0 or now >= main.logs_until:
                 return swap.call(self, args, kwargs, now)
             mode, served = OURS, self.ours
-            if log.mode is THEIRS and thread.is_main:
+            if log is main and log.mode is THEIRS:
                 # Do as little as possible before the call. Any work replaces the call's data in the
                 # caches of the CPU, so the call that is timed would be slower.
-                sampler.hold(now)
+                swap.sampler.hold(now)
                 if not tried.has_traced(self.ours, args, kwargs):
                     return swap.call(self, args, kwargs, now)
                 mode, served = THEIRS, self.theirs
                 tried.n_short += 1
                 now = time.perf_counter()
-                sampler.release(now)
-            elif thread.is_main:
+                swap.sampler.release(now)
+            elif log is main:
                 tried.n_ours += 1
             tried.calls += 1
             begun = now - log.offset
-            if thread.is_main:
+            if log is main:
                 log.latest, log.begun = tried, begun
             result = served(*args, **kwargs)
-            if thread.is_main:
+            if log is main:
                 log.add(mode, time.perf_counter() - log.offset)
-            if thread.has_compiled:
+            if log.has_compiled:
                 swap.finish(self, args, kwargs, Outcome(result, None))
             return result
         except BaseException:
-            if thread.has_compiled and tried is not None:
+            if log.has_compiled and tried is not None:
                 swap.count_as_compiling(tried)
             trim()
             raise
         finally:
-            thread.is_inside = thread.has_compiled = False
-            thread.trace = None
+            log.is_inside = log.has_compiled = False
+            log.trace = None
 
     def account(
         self, result: Any, error: BaseException | None, /, *args: Any, **kwargs: Any
@@ -132,17 +113,17 @@ class Interceptor:
 
         C has logged the call unless it has failed.
         """
-        thread = self.swap.current.thread
+        log = self.swap.current.log
         try:
             if error is None:
                 self.swap.finish(self, args, kwargs, Outcome(result, None))
                 return
             self.tried.calls += 1
             self.tried.n_ours += 1
-            if thread.has_compiled:
+            if log.has_compiled:
                 self.swap.count_as_compiling(self.tried)
         finally:
-            thread.trace = None
+            log.trace = None
 
     @property
     def nested(self) -> Any:
@@ -172,7 +153,8 @@ class Swap:
 
     - `compares`: whether calls run under Equinox at all.
     - `functions`: what the trial knows of each function.
-    - `current`: the state of the current thread, as `current.thread`.
+    - `current`: the state of the current thread, as `current.log`.
+    - `main`: the state of the thread in which the trial began. Only its calls are logged.
     - `sampler`: samples where the main thread spends its time.
     - `spans`: the spans of the main thread, which decide in which mode its calls are served.
     - `is_steady`: whether a call of the main thread needed no trace. The first such call ends
@@ -183,8 +165,8 @@ class Swap:
     def __init__(self, compares: bool):
         self.functions: list[Tried] = []
         self.current = _Current()
-        self.current.thread.is_main = True
-        self.sampler = Sampler(self.current.thread, Interceptor.__call__.__code__)
+        self.main = self.current.log = Log(_MAX_ROWS)
+        self.sampler = Sampler(self.main, Interceptor.__call__.__code__)
         self.spans = Spans(self.sampler, self.functions)
         self.is_steady = False
         self.startup = 0.0
@@ -252,27 +234,27 @@ class Swap:
 
     def count_calls(self) -> None:
         """Count the calls so far, if this is the thread in which the trial began."""
-        if self.current.thread.is_main:
-            self.sampler.log.read()
+        if self.current.log is self.main:
+            self.main.read()
 
     # --- A call -------------------------------------------------------------------------------
 
     def call(self, to: Interceptor, args: Any, kwargs: Any, begun: float) -> Any:
         """Serve a call that may be compared, or belong to a short block, or end a long one."""
         __tracebackhide__ = True
-        thread, sampler = self.current.thread, self.sampler
+        log, sampler = self.current.log, self.sampler
         try:
             sampler.hold(begun)
             tried = to.tried = self._tried_of(to.ours)
             mode, is_extra = OURS, tried.calls % _ONE_IN == _ONE_IN - 1
-            if thread.is_main and self.is_steady:
+            if log is self.main and self.is_steady:
                 mode, is_extra = self.spans.begin_call(tried, begun)
             tried.calls += 1
             served_by, compared = self._choose(to, mode, is_extra, args, kwargs)
             outcome = self._serve(to, served_by, args, kwargs)
             self.finish(to, args, kwargs, outcome, compared, is_extra)
         finally:
-            thread.has_compiled = False
+            log.has_compiled = False
             sampler.release(time.perf_counter())
         if outcome.error is None:
             return outcome.result
@@ -291,7 +273,7 @@ class Swap:
         `is_extra` tells whether to compare the call even if enough calls of its kind were compared.
         """
         tried = to.tried
-        awaited = AWAITED if is_extra and self.current.thread.is_main else mode
+        awaited = AWAITED if is_extra and self.current.log is self.main else mode
         if not (tried.n_due > 0 or is_extra or mode is THEIRS):
             return awaited, None
         tried.n_due -= 1
@@ -308,11 +290,11 @@ class Swap:
 
     def _serve(self, to: Interceptor, mode: str, args: Any, kwargs: Any) -> Outcome:
         __tracebackhide__ = True
-        thread, sampler = self.current.thread, self.sampler
+        log, sampler = self.current.log, self.sampler
         served = to.theirs if mode is THEIRS else to.ours
-        if thread.is_main:
+        if log is self.main:
             sampler.release(time.perf_counter())
-            thread.latest, thread.begun = to.tried, sampler.clock()
+            log.latest, log.begun = to.tried, sampler.clock()
         # Without a mode, the call isn't timed, because a call that fails takes an unusual time.
         served_by = ""
         try:
@@ -322,7 +304,7 @@ class Swap:
                 # If the computation has failed, the program finds out when it reads the result.
                 with suppressed:
                     jax.block_until_ready(result)
-                if thread.is_main and thread.mode is OURS:
+                if log is self.main and log.mode is OURS:
                     # At the end of a long block, the trial waits for what later calls would.
                     sampler.waited_in_calls += sampler.clock() - begun
             served_by = mode
@@ -333,9 +315,9 @@ class Swap:
                 raise
             return Outcome(None, error)
         finally:
-            if thread.is_main:
+            if log is self.main:
                 sampler.hold(time.perf_counter())
-                thread.add(served_by, sampler.clock())
+                log.add(served_by, sampler.clock())
 
     def finish(
         self,
@@ -350,11 +332,11 @@ class Swap:
 
         `compared` are its parts, from before the call, if it is to be compared.
         """
-        thread, tried = self.current.thread, to.tried
+        log, tried = self.current.log, to.tried
         self.sampler.hold(time.perf_counter())
         try:
             self._account(tried, outcome, compared is not None and not is_extra)
-            if thread.trace is not None and outcome.error is None:
+            if log.trace is not None and outcome.error is None:
                 tried.n_due = N_FIRST
                 if compared is None:
                     # The call was to be served as usual, but turned out to trace.
@@ -374,20 +356,20 @@ class Swap:
 
         `is_spoiled` tells whether the call's time isn't that of a usual call.
         """
-        thread = self.current.thread
-        if thread.has_compiled:
+        log = self.current.log
+        if log.has_compiled:
             self.count_as_compiling(tried)
-        if thread.trace is not None:
-            tried.traces.append(thread.trace)
-            tried.note_effects(thread.trace)
-        if thread.has_compiled or not thread.is_main:
+        if log.trace is not None:
+            tried.traces.append(log.trace)
+            tried.note_effects(log.trace)
+        if log.has_compiled or log is not self.main:
             return
         if self.is_steady and is_spoiled:
             self.spans.abandon(False)
         elif not self.is_steady and outcome.error is None:
             self.is_steady = True
-            self.startup += thread.begun
-            self.spans.begin(tried, thread.begun)
+            self.startup += log.begun
+            self.spans.begin(tried, log.begun)
 
     def _tried_of(self, ours: Any) -> Tried:
         table = ours._function.table
@@ -402,11 +384,11 @@ class Swap:
     def count_as_compiling(self, tried: Tried) -> None:
         """Count all of the call under way as a compilation, because JAX has compiled in it."""
         sampler = self.sampler
-        if not self.current.thread.is_main:
+        if self.current.log is not self.main:
             return
         sampler.forget_call()
         _, line = sampler.place_of(sys._getframe())
-        self._add_compiling(tried.row, line, sampler.clock() - sampler.log.begun)
+        self._add_compiling(tried.row, line, sampler.clock() - self.main.begun)
         if self.is_steady:
             self.spans.abandon(True)
 
@@ -416,8 +398,8 @@ class Swap:
         return tried.is_comparable and (not tried.compared or self._comparing < limit)
 
     def _compare(self, to: Interceptor, parts: Parts, ours: Outcome) -> None:
-        thread, tried = self.current.thread, to.tried
-        begun, compiling = time.perf_counter(), thread.compiling
+        log, tried = self.current.log, to.tried
+        begun, compiling = time.perf_counter(), log.compiling
         try:
             theirs = to.theirs
         except Exception as error:
@@ -425,7 +407,7 @@ class Swap:
             tried.exclude(f"Equinox can't wrap it: {error}")
             return
         tried.compare(to.ours, theirs, parts, ours)
-        self._comparing += time.perf_counter() - begun - (thread.compiling - compiling)
+        self._comparing += time.perf_counter() - begun - (log.compiling - compiling)
 
     # --- What JAX compiles --------------------------------------------------------------------
 
@@ -433,19 +415,19 @@ class Swap:
         self, _: str, phase: str, seconds: float, __: bool, record: TraceRecord | None
     ) -> None:
         """Note that JAX has traced, lowered or compiled something, in some seconds until now."""
-        thread = self.current.thread
+        log = self.current.log
         # Phases that are nested in this phase have ended before it, and are part of its seconds.
         now = time.perf_counter()
-        seconds -= sum([spent for end, spent in thread.phases if end > now - seconds])
-        thread.phases.append((now, seconds))
-        thread.compiling += seconds
+        seconds -= sum([spent for end, spent in log.phases if end > now - seconds])
+        log.phases.append((now, seconds))
+        log.compiling += seconds
         comparing.n_traces += phase == TRACING
         sampler = self.sampler
-        if thread.is_inside:
-            thread.has_compiled = True
+        if log.is_inside:
+            log.has_compiled = True
             if record is not None and phase == TRACING:
-                thread.trace = Trace(record)
-        elif thread.is_main:
+                log.trace = Trace(record)
+        elif log is self.main:
             # The samples count these seconds as an operation. Move them.
             kind, line = sampler.place_of(sys._getframe(1))
             sampler.add((kind, line), sampler.function_of(kind), -seconds)
@@ -458,13 +440,14 @@ class Swap:
         """
         # One line may compile many operations, such as a line that creates a model. They are a part
         # of start-up unless the program has gone on meanwhile.
-        n_calls = sum([each.calls for each in self.functions]) + len(self.sampler.log.called)
+        self.main.read()
+        n_calls = sum([each.calls for each in self.functions])
         if self._compiled.setdefault(compiled, n_calls) == n_calls:
             self.startup += seconds
-            self.sampler.log.offset += seconds
+            self.main.offset += seconds
         else:
             self.sampler.add((COMPILING, line), None, seconds)
-            self.sampler.log.work += seconds
+            self.main.work += seconds
 
 
 # The trials that are running, outermost first.
@@ -503,7 +486,7 @@ def _set_interceptor(wrapper: Any, interceptor: Any) -> None:
             # The trial around this one makes the calls, so that it logs them, too.
             native.intercept(wrapper, interceptor)
         else:
-            native.intercept(wrapper, interceptor, interceptor.swap.sampler.log)
+            native.intercept(wrapper, interceptor, interceptor.swap.main)
         return
     handler = wrapper._handler
     if interceptor is None:
