@@ -54,7 +54,7 @@ def sanitizers(session: nox.Session) -> None:
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "PYTHONMALLOC": "malloc",
     }
-    files = ["tests/fast", "tests/statics", "tests/calls"]
+    files = ["tests/fast", "tests/statics", "tests/calls", "tests/trial"]
     session.run("pytest", "-n0", *files, env=env)
 
 

@@ -256,6 +256,16 @@ def test_waiting_for_results_is_not_saved(is_read):
         assert share_of(trial, "waiting") + share_of(trial, "jitted calls") > 0.6
 
 
+def test_waiting_for_many_results_at_once_is_not_saved():
+    compute, x = new_computation()
+    with eqxjit.trial() as trial:
+        for i in range(600):
+            x = compute(x)
+            if i % 30 == 29:
+                float(x[0, 0])
+    assert 0.5 < trial.seconds_steady_equinox / trial.seconds_steady < 1.6
+
+
 def test_calls_that_wait_for_computations_are_waiting():
     compute, x = new_computation()
     with eqxjit.trial(compare=False) as trial:

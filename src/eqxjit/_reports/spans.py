@@ -13,10 +13,10 @@ import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .log import AWAITED, OURS, THEIRS
-from .sampler import Place, Sampler
+from .sampler import WAITING, Place, Sampler
 
 # The first calls of a short block aren't timed, because the caches of the CPU still hold the code
 # and the data of the other mode: at most this many calls, in at most this many seconds.
@@ -40,13 +40,27 @@ _FACTOR = 3.0
 # compared, because some of them wait for results.
 _LONG_WORK = 0.005
 
-# The spans of one mode between two functions, in groups: the seconds of each group, and the number
-# of its spans.
-_Groups = list[tuple[float, int]]
-
 # This part of the groups is left out at each end. What is too rare to be met by most short blocks,
 # such as an evaluation every 100 calls, makes some groups long in any mode.
 _OUTER = 0.25
+
+# The seconds of some spans, and their number.
+_Group = tuple[float, int]
+
+
+class _Part(NamedTuple):
+    """The spans of one block between two functions.
+
+    - `all`: all of them.
+    - `groups`: the same in groups that are as large as such a part of a short block. The rest is
+        left out.
+    """
+
+    all: _Group
+    groups: list[_Group]
+
+
+_Alike = dict[str, list[_Part]]
 
 
 class Spans:
@@ -60,8 +74,8 @@ class Spans:
         """`functions` are the `Tried` of all functions, of which there may be more and more."""
         self._sampler, self._log, self._functions = sampler, sampler.log, functions
         # A span lies between the calls of two functions. For each such pair of functions and each
-        # mode, the groups of such spans.
-        self._alike: defaultdict[tuple[Any, Any], dict[str, _Groups]] = defaultdict(dict)
+        # mode, the parts of the blocks.
+        self._alike: defaultdict[tuple[Any, Any], _Alike] = defaultdict(dict)
         # The seconds that the samples found, by place, and by the function that they belong to or
         # None. Calls and waiting belong to a function. They are counted only in blocks of eqxjit's,
         # because they take a different time under Equinox.
@@ -193,13 +207,15 @@ class Spans:
             found[function.row, after.row].append(kept)
         for pair, spans in found.items():
             alike = self._alike[pair]
-            short = [groups[-1] for mode, groups in alike.items() if mode is not OURS]
+            short = [parts[-1] for mode, parts in alike.items() if mode is not OURS]
             n = len(spans)
             if self._log.mode is OURS and short:
                 # As many as in a short block, so that a group meets rare work as often.
-                n = min(n, short[0][1])
+                n = min(n, short[0].all[1])
             groups = [(sum(spans[i : i + n]), n) for i in range(0, len(spans) - n + 1, n)]
-            alike[self._log.mode] = [*alike.get(self._log.mode, ()), *groups]
+            part = _Part((sum(spans), len(spans)), groups)
+            # Not `append`, because an interrupt must not leave a mode without parts.
+            alike[self._log.mode] = [*alike.get(self._log.mode, ()), part]
 
     # --- Figures ------------------------------------------------------------------------------
 
@@ -207,11 +223,12 @@ class Spans:
     def seconds(self) -> float:
         """The seconds that all spans would take under eqxjit."""
         seconds = self._sampler.clock() - self._steady
-        for alike in self._alike.values():
-            for mode, groups in alike.items():
+        waited = self._waited()
+        for (row, _), alike in self._alike.items():
+            for mode in alike:
                 if mode is not OURS and OURS in alike:
-                    n = sum(n for _, n in groups)
-                    seconds -= n * (_mean(groups) - self._mean_of_ours(alike))
+                    longer = _mean(alike[mode]) - _mean_of_ours(alike, waited[row])
+                    seconds -= _count(alike[mode]) * longer
         return seconds
 
     @property
@@ -236,12 +253,14 @@ class Spans:
         n_calls = Counter[Any]()
         for function in self._functions:
             n_calls[function.row] += function.n_ours + function.n_short
+        n_alike = {pair: sum(map(_count, alike.values())) for pair, alike in self._alike.items()}
         n_spans = Counter[Any]()
-        for (row, _), alike in self._alike.items():
-            n_spans[row] += _count(alike)
-        for (row, _), alike in self._alike.items():
-            n = n_calls[row] * _count(alike) / n_spans[row]
-            ours = self._mean_of_ours(alike)
+        for (row, _), n in n_alike.items():
+            n_spans[row] += n
+        waited = self._waited()
+        for (row, after), alike in self._alike.items():
+            n = n_calls[row] * n_alike[row, after] / n_spans[row]
+            ours = _mean_of_ours(alike, waited[row])
             if THEIRS in alike and len(alike) > 1:
                 excess += n * (_mean(alike[THEIRS]) - ours)
                 known += n * ours
@@ -249,22 +268,47 @@ class Spans:
                 unknown += n * ours
         return excess if known > unknown else float("nan")
 
-    def _mean_of_ours(self, alike: dict[str, _Groups]) -> float:
-        """Return the mean seconds of a span under eqxjit; NaN without any."""
-        if OURS in alike:
-            return _mean(alike[OURS])
+    def _waited(self) -> defaultdict[Any, float]:
+        """Return for how many seconds each span of eqxjit's waits, by its function's row."""
+        waited, n_calls = defaultdict[Any, float](float), Counter[Any]()
+        for ((kind, _), function), spent in self._places.items():
+            if kind is WAITING and function is not None:
+                waited[function.row] += spent
+        for function in self._functions:
+            n_calls[function.row] += function.n_ours
+        return defaultdict(float, {row: s / max(1, n_calls[row]) for row, s in waited.items()})
+
+
+def _mean_of_ours(alike: _Alike, waited: float) -> float:
+    """Return the mean seconds of a span under eqxjit; NaN without any.
+
+    `waited` is for how many seconds such a span waits, on average.
+    """
+    if OURS not in alike:
         # A short run may have no block of calls that aren't awaited.
         return _mean(alike[AWAITED]) if AWAITED in alike else float("nan")
+    # If the program rarely reads a result, its calls run ahead of their computations. It waits for
+    # many of them in a few groups, which `_mean` leaves out. Other rare work isn't waiting, or
+    # makes spans longer than awaited calls do.
+    mean = _mean(alike[OURS])
+    limits = [_mean_of([part.all for part in alike[OURS]])]
+    limits += [_mean(alike[mode]) for mode in alike if mode is AWAITED]
+    return max(mean, min(mean + waited, *limits))
 
 
-def _count(alike: dict[str, _Groups]) -> int:
-    """Return the number of spans between two functions."""
-    return sum(n for groups in alike.values() for _, n in groups)
-
-
-def _mean(groups: _Groups) -> float:
+def _mean(parts: Sequence[_Part]) -> float:
     """Return the mean seconds of a span, without the shortest and the longest groups."""
-    ordered = sorted(groups, key=lambda group: group[0] / group[1])
+    ordered = sorted(
+        [group for part in parts for group in part.groups], key=lambda group: group[0] / group[1]
+    )
     n_outer = int(len(ordered) * _OUTER)
-    kept = ordered[n_outer : len(ordered) - n_outer]
-    return sum(seconds for seconds, _ in kept) / sum(n for _, n in kept)
+    return _mean_of(ordered[n_outer : len(ordered) - n_outer])
+
+
+def _mean_of(groups: Sequence[_Group]) -> float:
+    return sum(seconds for seconds, _ in groups) / sum(n for _, n in groups)
+
+
+def _count(parts: Sequence[_Part]) -> int:
+    """Return the number of spans."""
+    return sum(part.all[1] for part in parts)
