@@ -268,15 +268,17 @@ class Spans:
                 unknown += n * ours
         return excess if known > unknown else float("nan")
 
-    def _waited(self) -> defaultdict[Any, float]:
-        """Return for how many seconds each span of eqxjit's waits, by its function's row."""
+    def _waited(self) -> dict[Any, float]:
+        """Return for how many seconds a span waits under eqxjit on average, by function's row."""
         waited, n_calls = defaultdict[Any, float](float), Counter[Any]()
-        for ((kind, _), function), spent in self._places.items():
-            if kind is WAITING and function is not None:
-                waited[function.row] += spent
         for function in self._functions:
             n_calls[function.row] += function.n_ours
-        return defaultdict(float, {row: s / max(1, n_calls[row]) for row, s in waited.items()})
+        for ((kind, _), function), spent in self._places.items():
+            if kind is WAITING:
+                # If the program waits long, the function is unknown.
+                waited[function and function.row] += spent
+        rest = waited[None] / max(1, n_calls.total())
+        return {row: waited[row] / max(1, n) + rest for row, n in n_calls.items()}
 
 
 def _mean_of_ours(alike: _Alike, waited: float) -> float:
