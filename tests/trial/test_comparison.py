@@ -1012,6 +1012,19 @@ def test_an_empty_trial_takes_no_negative_time():
     assert trial.seconds >= 0
 
 
+def test_partials_that_each_trace_creates_are_compared_by_their_parts():
+    slope = [0.1]
+
+    @eqxjit.filter_jit
+    def activation(x):
+        return x, functools.partial(jax.nn.leaky_relu, negative_slope=slope[0])
+
+    with eqxjit.trial() as trial:
+        activation(X)
+    [row] = trial.functions
+    assert (row.compared, row.differences, row.effects) == (1, [], "")
+
+
 def test_an_outer_trial_counts_the_calls_of_an_inner_one():
     double = eqxjit.filter_jit(lambda x: 2 * x)
     n_calls = 0

@@ -1,5 +1,6 @@
 """Compares two results of one call, part by part: structure, static objects, bits of arrays."""
 
+import functools
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -106,6 +107,8 @@ def _is_same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_is_same, a, b))
     if isinstance(a, dict):
         return [*a] == [*b] and all(map(_is_same, a.values(), b.values()))
+    if isinstance(a, functools.partial):
+        return _is_same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
     if isinstance(a, types.FunctionType):
         # Each trace creates a new function, so their code is compared.
         return a.__code__ is b.__code__
