@@ -1100,6 +1100,9 @@ class Lazy:
         raise ReferenceError
 
 
+lazy: object = None
+
+
 def test_no_object_of_the_program_is_asked_for_its_class(monkeypatch):
     monkeypatch.setitem(globals(), "lazy", Lazy())
     other = Lazy()
