@@ -4,6 +4,7 @@ A row is a function that takes a `filter_jit` and returns a `Case`. It creates t
 so that no two rows share a function.
 """
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -212,6 +213,20 @@ def numbers_in_turn(count: int) -> Row:
     return in_turn([*range(count)], lambda: lambda n, x: x + n, jnp.ones(3))
 
 
+def late_in_turn(large: Any, count: int) -> Row:
+    """Pass pairs in turn that differ only in their last leaf."""
+    return in_turn([(large, n) for n in range(count)], _ignored, jnp.ones(3))
+
+
+def early_in_turn(large: Any, count: int) -> Row:
+    """Pass pairs in turn that differ only in their first leaf."""
+    return in_turn([(n, large) for n in range(count)], _ignored, jnp.ones(3))
+
+
+def _ordered(size: int) -> Any:
+    return collections.OrderedDict((f"name {i}", jnp.ones(3)) for i in range(size))
+
+
 def _deep(depth: int, around: Callable[[Any], Any]) -> Any:
     tree: Any = jnp.ones(())
     for _ in range(depth):
@@ -269,6 +284,13 @@ _SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     "MLPs in turn": (models_in_turn, IN_TURN),
     "Modules in turn": (modules_in_turn, IN_TURN),
     "static numbers in turn": (numbers_in_turn, IN_TURN),
+    "an OrderedDict of 50 and a number in turn": (lambda n: late_in_turn(_ordered(50), n), IN_TURN),
+    "a number and an OrderedDict of 50 in turn": (
+        lambda n: early_in_turn(_ordered(50), n),
+        IN_TURN,
+    ),
+    "50 MLPs and a number in turn": (lambda n: late_in_turn([_mlp(4)] * 50, n), IN_TURN),
+    "a number and 50 MLPs in turn": (lambda n: early_in_turn([_mlp(4)] * 50, n), IN_TURN),
     "layers of a flax GraphDef": (graphdef, (6, 12)),
     "leaves of a flax State": (nnx_state, (20, 200)),
     "depth of Modules": (lambda depth: passed(_deep(depth, _chain)), DEPTHS),
