@@ -73,13 +73,13 @@ def loop(n, call, compute):
             for _ in range(n_of["moves"]):
                 jnp.asarray(data)
 
-def measured(n, functions):
+def measured(n, jitted):
     global seconds
     seconds = dict.fromkeys(
         ["jitted calls", "operations outside jit", "waiting", "moving data"], 0.0
     )
     begun = time.perf_counter()
-    loop(n, *functions)
+    loop(n, *jitted)
     seconds["Python"] = time.perf_counter() - begun - sum(seconds.values())
     return seconds
 

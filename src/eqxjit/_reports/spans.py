@@ -115,8 +115,9 @@ class Spans:
             self._log.read().clear()
             return
         # The call itself or, if it has raised an error and isn't logged, the call before it.
-        if self._log.read():
-            self._log.read().pop()
+        calls = self._log.read()
+        if calls:
+            calls.pop()
         self.end_block()
         # The short blocks begin again after the next call if it was a comparison, since there are
         # only a few. A program may trace for ever, and a call would be compared each time.
@@ -293,9 +294,10 @@ def _mean_of_ours(alike: _Alike, waited: float) -> float:
     # many of them in a few groups, which `_mean` leaves out. Other rare work isn't waiting, or
     # makes spans longer than awaited calls do.
     mean = _mean(alike[OURS])
-    limits = [_mean_of([part.all for part in alike[OURS]])]
-    limits += [_mean(alike[mode]) for mode in alike if mode is AWAITED]
-    return max(mean, min(mean + waited, *limits))
+    longest = _mean_of([part.all for part in alike[OURS]])
+    if AWAITED in alike:
+        longest = min(longest, _mean(alike[AWAITED]))
+    return max(mean, min(mean + waited, longest))
 
 
 def _mean(parts: Sequence[_Part]) -> float:
