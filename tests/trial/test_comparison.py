@@ -1012,17 +1012,22 @@ def test_an_empty_trial_takes_no_negative_time():
     assert trial.seconds >= 0
 
 
-def test_partials_that_each_trace_creates_are_compared_by_their_parts():
-    slope = [0.1]
+@pytest.mark.parametrize(
+    ("changes", "effects"), [(False, ""), (True, "its results differ from trace to trace")]
+)
+def test_partials_that_each_trace_creates_are_compared_by_their_parts(changes, effects):
+    traces = []
 
     @eqxjit.filter_jit
     def activation(x):
-        return x, functools.partial(jax.nn.leaky_relu, negative_slope=slope[0])
+        traces.append(x.shape)
+        slope = 0.1 * len(traces) if changes else 0.1
+        return x, functools.partial(jax.nn.leaky_relu, negative_slope=slope)
 
     with eqxjit.trial() as trial:
         activation(X)
     [row] = trial.functions
-    assert (row.compared, row.differences, row.effects) == (1, [], "")
+    assert (row.compared, row.differences, row.effects) == (int(not changes), [], effects)
 
 
 def test_an_outer_trial_counts_the_calls_of_an_inner_one():
