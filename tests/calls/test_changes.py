@@ -5,6 +5,7 @@ Each test warms a call up until the specialised call serves it, changes one thin
 
 import collections
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -257,6 +258,66 @@ def test_a_call_site_that_alternates_between_structures(n):
         assert_same(jitted(trees[i]), expected[i])
     assert jitted.traces == jitted.jitted.cache_info().traces
     assert jitted.jitted.cache_info().entries == n
+
+
+# What may be in one place of an argument, in calls that come in turn.
+PARTS = [
+    lambda: jnp.ones(2),
+    lambda: np.ones(2),
+    lambda: None,
+    lambda: 1,
+    lambda: 2,
+    lambda: 1.0,
+    lambda: "text",
+    lambda: Own(1),
+    lambda: Own(2),
+    lambda: [jnp.ones(2)],
+    lambda: [jnp.ones(2), 1],
+    lambda: (jnp.ones(2), 1),
+    lambda: {"a": jnp.ones(2)},
+    lambda: {"b": 1, "a": jnp.ones(2)},
+    lambda: {"b": 2, "a": jnp.ones(2)},
+    lambda: layer(bias=1),
+    lambda: layer(bias=2),
+    lambda: layer(rate=2.0),
+    lambda: Thawed(1),
+    lambda: collections.OrderedDict(a=jnp.ones(2), b=1),
+    lambda: collections.OrderedDict(a=jnp.ones(2), b=2),
+]
+
+# Where this place is. `x` is the part.
+PLACES = {
+    "an argument": lambda x: ((x,), {}),
+    "a keyword argument": lambda x: ((jnp.ones(2),), {"k": x}),
+    "a list": lambda x: (([jnp.ones(2), x],), {}),
+    "a dict": lambda x: (({"c": x, "b": 1},), {}),
+    "a Module": lambda x: ((layer(bias=x, modes=[1]),), {}),
+    "deep": lambda x: (({"c": [(jnp.ones(1), layer(bias={"d": x}))]},), {"k": 1}),
+    "very deep": lambda x: ((functools.reduce(lambda x, _: [jnp.ones(1), x], range(30), x),), {}),
+    "a registered node": lambda x: ((collections.OrderedDict(a=jnp.ones(2), b=[x]),), {}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_calls_in_turn_that_differ_in_one_place(place):
+    """Each call may differ from the ones before at the same place, above it or below it."""
+    jitted = Counted(eqxjit.filter_jit, lambda *args, **kwargs: read((args, kwargs)))
+    at_random = np.random.default_rng(0).integers(len(PARTS), size=300)
+    for i in [*range(len(PARTS)), *at_random]:
+        args, kwargs = PLACES[place](PARTS[i]())
+        assert_same(jitted(*args, **kwargs), read((args, kwargs)))
+    # JAX traces once for an array and a NumPy array.
+    assert jitted.traces == jitted.jitted.cache_info().entries == len(PARTS) - 1
+
+
+def test_calls_in_turn_that_differ_in_two_places():
+    jitted = Counted(eqxjit.filter_jit, read)
+    pairs = [(i, j) for i in range(4) for j in range(4)]
+    for n in [*range(16), *np.random.default_rng(0).integers(16, size=200)]:
+        i, j = pairs[n]
+        tree = {"first": [jnp.ones(2), i], "second": layer(bias=jnp.ones(2), rate=j)}
+        assert_same(jitted(tree), read(tree))
+    assert jitted.traces == 16
 
 
 # --- Static objects that are returned ---------------------------------------------------------

@@ -75,9 +75,11 @@ def _repeated(path, what, hook, value):
     if what == "misses":
         others = [{**value, "empty": 1}, {**value, "bag": nodes.Bag("other", X)}, {}, X]
         others += [{**value, "deep": Layer(X, X, [{"a": (1, [2.5, {4}])}])}]
+        others += [{**value, "layers": [*value["layers"][:-1], Layer(X, [X, each])]} for each in X]
 
         def miss():
-            for other in others:
+            # The second time, what differs is compared first.
+            for other in [each for each in others for _ in range(2)]:
                 assert path.run(other, X) is Caller.no_match
             assert path.run(value) is Caller.no_match
             assert path.run(value, x=X) is Caller.no_match
@@ -140,8 +142,9 @@ CHANGES = {
 }
 
 
+@pytest.mark.parametrize("is_second", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_containers_that_change_in_the_middle_of_a_walk(change, hook):
+def test_containers_that_change_in_the_middle_of_a_walk(change, is_second, hook):
     """The interrupted call may find anything, but Python survives and the next call is right.
 
     Only the container holds a reference to each part, so the change frees the parts.
@@ -153,6 +156,9 @@ def test_containers_that_change_in_the_middle_of_a_walk(change, hook):
     assert_specialized(f)
     for number in range(1, 6):
         value, counter = make(Hooked()), itertools.count(1)
+        if is_second:
+            # The next call compares the `Hooked` object first.
+            assert_same(f(make(Own(2)), X), X * 2)
 
         def strike(value=value, counter=counter, number=number):
             if next(counter) == number:

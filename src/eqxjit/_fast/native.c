@@ -404,6 +404,16 @@ static PyObject *call_in_flight(PyObject *module, PyObject *const *args, Py_ssiz
 
 /* --- Fast paths, wrappers, and walks over arguments ---------------------------------------------- */
 
+/* How deep a difference may lie in the arguments to be compared first by the next call. */
+#define N_STEPS 16
+
+/* The way to a part of a call: the index of each child that it passes through, innermost first, and at last the index
+   of the argument. It is empty if `n` is 0. */
+typedef struct {
+    Py_ssize_t n;
+    Py_ssize_t steps[N_STEPS];
+} Way;
+
 /* The fast path of an entry. */
 typedef struct {
     PyObject_HEAD
@@ -417,6 +427,7 @@ typedef struct {
     Py_ssize_t n_statics; /* how many static objects the arguments have */
     long long hits;        /* how many calls this fast path has served */
     long long hits_before; /* the value of `hits` when the table last looked */
+    Way last_difference;   /* what didn't match when this fast path was last tried in vain; see `differs_again` */
 } Fast;
 
 /* A wrapper. Its fields are NULL until `connect` sets them, except those that `dispatcher_new` and `intercept` set. */
@@ -447,6 +458,7 @@ typedef struct {
     Py_ssize_t n_arrays;
     Py_ssize_t n_statics;
     int has_others;         /* whether any of the arrays is neither JAX's own nor a NumPy scalar */
+    Way difference;         /* the way to the first part that doesn't match, as far as it is known */
     PyObject **block;       /* memory for a spare pointer (see `match_call`), then the arrays, then the statics */
     PyObject *small[N_SLOTS]; /* the block of a walk that needs no more than this */
     Py_ssize_t n_block;
@@ -468,6 +480,13 @@ static inline int guard_child(Walk *walk, Guard guard, PyObject *spec, PyObject 
     return matches;
 }
 
+/* Notes that the child at an index, or the argument, doesn't match. If the way is too long, it is left empty. */
+static inline void note_difference(Walk *walk, Py_ssize_t i) {
+    Way *way = &walk->difference;
+    if (way->n < N_STEPS) way->steps[way->n] = i;
+    way->n++;
+}
+
 /* Runs a guard on each item of a tuple or list whose class has been compared. Items of a subclass are read past its
    `__iter__`, as `split` and `static_key` read them. */
 static inline int each_item(Walk *walk, Guard guard, PyObject *spec, PyObject *value, Py_ssize_t n) {
@@ -475,6 +494,7 @@ static inline int each_item(Walk *walk, Guard guard, PyObject *spec, PyObject *v
         if (PySequence_Fast_GET_SIZE(value) != n) return 0;
         PyObject *item_spec = PyTuple_GET_ITEM(spec, HEAD + i);
         int matches = guard_child(walk, guard, item_spec, PySequence_Fast_GET_ITEM(value, i));
+        if (matches == 0 && guard == match) note_difference(walk, i);
         if (matches <= 0) return matches;
     }
     return PySequence_Fast_GET_SIZE(value) == n;
@@ -681,6 +701,7 @@ static int match_values(Walk *walk, PyObject *spec, PyObject *dict, Py_ssize_t n
         if (!in_order) item = PyDict_GetItemWithError(dict, name);
         if (item == NULL) return PyErr_Occurred() ? -1 : 0;
         int matches = guard_child(walk, match, PyTuple_GET_ITEM(spec, HEAD + i), item);
+        if (matches == 0) note_difference(walk, i);
         if (matches <= 0) return matches;
     }
     return PyDict_GET_SIZE(dict) == n;
@@ -1015,6 +1036,52 @@ static inline int match_static_arguments(Walk *walk, InFlight *call) {
     return 1;
 }
 
+/* Returns the i-th child of a value that has the class of a spec, as a new reference. Returns NULL if there is no such
+   child, maybe with an error set. The children of a registered node aren't known either, because its flatten function
+   takes about as long as the walk. */
+static PyObject *child_of(PyObject *spec, PyObject *value, Py_ssize_t i) {
+    if (KIND(spec) == SEQUENCE) {
+        return i < PySequence_Fast_GET_SIZE(value) ? Py_NewRef(PySequence_Fast_GET_ITEM(value, i)) : NULL;
+    }
+    if (KIND(spec) == NODE) return NULL;
+    PyObject *fields = KIND(spec) == MODULE ? PyObject_GenericGetDict(value, NULL) : Py_NewRef(value);
+    if (fields == NULL) return NULL;
+    PyObject *child = NULL;
+    if (PyDict_Check(fields)) child = PyDict_GetItemWithError(fields, PyTuple_GET_ITEM(PyTuple_GET_ITEM(spec, 2), i));
+    Py_XINCREF(child);
+    Py_DECREF(fields);
+    return child;
+}
+
+/* Returns 1 if a call differs from the spec of a fast path where the last call did that the fast path didn't match, 0
+   if that isn't known, and -1 if an error is set. If calls of several structures come in turn, they often differ in one
+   part only. With this comparison, most fast paths needn't walk through all that comes before it. */
+static int differs_again(Walk *walk, InFlight *call) {
+    /* A copy, because the user's code may call the function, and so change it. */
+    Way way = walk->fast->last_difference;
+    if (way.n == 0 || way.n > N_STEPS) return 0;
+    PyObject *spec = spec_of(walk->fast, way.steps[way.n - 1]);
+    PyObject *value = Py_NewRef(argument(walk->fast, walk->self->names, call, way.steps[way.n - 1]));
+    for (Py_ssize_t i = way.n - 2; i >= 0; i--) {
+        int has_class = (PyObject *)Py_TYPE(value) == PyTuple_GET_ITEM(spec, 1);
+        PyObject *child = has_class ? child_of(spec, value, way.steps[i]) : NULL;
+        Py_DECREF(value);
+        if (!has_class) return 1;
+        if (child == NULL) return PyErr_Occurred() ? -1 : 0;
+        value = child;
+        spec = PyTuple_GET_ITEM(spec, HEAD + way.steps[i]);
+    }
+    int is_same;
+    if (spec == walk->state->array_mark) {
+        is_same = (PyObject *)Py_TYPE(value) == walk->state->array_type ? 1 : is_other_array(walk, value);
+    }
+    else if (spec == Py_None) is_same = value == Py_None;
+    else if (Py_TYPE(spec) == walk->state->static_type) is_same = same_leaf(walk, (Static *)spec, value);
+    else is_same = (PyObject *)Py_TYPE(value) == PyTuple_GET_ITEM(spec, 1);
+    Py_DECREF(value);
+    return is_same < 0 ? -1 : !is_same;
+}
+
 /* Takes the static arguments, and matches all other arguments. The wrapped function's own arrays follow those of the
    arguments. They go through `match_array`, too, because it notes whether any array has to be copied, like a NumPy
    array. */
@@ -1027,6 +1094,7 @@ static inline int match_trees(Walk *walk, InFlight *call) {
         PyObject *spec = spec_of(fast, i);
         int is_static = Py_TYPE(spec) == walk->state->static_type;
         matches = is_static ? take_static(walk, value) : match(walk, spec, value);
+        if (matches == 0) note_difference(walk, i);
     }
     for (Py_ssize_t i = 0; matches > 0 && i < fast->n_fun; i++) {
         matches = match_array(walk, PyTuple_GET_ITEM(walk->self->fun_arrays, i));
@@ -1046,6 +1114,8 @@ static inline int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight 
     walk->fast = fast;
     int matches = match_static_arguments(walk, call);
     if (matches <= 0) return matches;
+    int differs = differs_again(walk, call);
+    if (differs != 0) return differs < 0 ? -1 : 0;
     /* The place before the arrays is free, so that the jitted function may use it. */
     walk->n_block = 1 + fast->n_arrays + fast->n_statics;
     walk->block = allocate(walk->small, N_SLOTS, walk->n_block);
@@ -1055,7 +1125,9 @@ static inline int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight 
     walk->n_arrays = 0;
     walk->n_statics = 0;
     walk->has_others = 0;
+    walk->difference.n = 0;
     matches = match_trees(walk, call);
+    if (matches == 0) fast->last_difference = walk->difference;
     if (matches <= 0) release(walk->block, walk->small, walk->n_block);
     return matches;
 }
