@@ -58,6 +58,8 @@ def main(argv: list[str]) -> None:
     program = chosen.program
     if program is None:
         parser.error("a script or a module is required")
+    if program.lower().endswith(".html"):
+        parser.error(f"{program!r} isn't a script; a page is written by `--trial=FILE`, with `=`")
     sys.argv = [program, *chosen.arguments]
     sys.excepthook = _show_error
     # Before a report or a trial, which would print their findings on a program that never ran.

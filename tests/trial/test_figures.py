@@ -109,6 +109,16 @@ def test_all_of_a_functions_first_call_is_start_up():
     assert trial.seconds_steady < 0.03 * trial.seconds
 
 
+@pytest.mark.parametrize("compare", [False, True])
+def test_a_call_that_is_traced_is_no_warm_call(compare):
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    with eqxjit.trial(compare=compare) as trial:
+        f(jnp.ones(3))
+    [row] = trial.functions
+    assert row.calls == 1
+    assert math.isnan(row.seconds_eqxjit)
+
+
 def test_the_first_compilations_of_a_line_are_start_up():
     double = eqxjit.filter_jit(lambda x: 2 * x)
 

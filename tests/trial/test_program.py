@@ -172,6 +172,9 @@ def test_a_page_has_the_suffix_of_one_and_may_be_empty(tmp_path):
     assert wrong.returncode == 2
     assert "must end with .html" in wrong.stderr
     assert wrong.stdout == ""
+    apart = python("-m", "eqxjit", "--trial", str(tmp_path / "page.html"), str(path))
+    assert apart.returncode == 2
+    assert "with `=`" in apart.stderr
     right = python("-m", "eqxjit", f"--trial={tmp_path / 'page.html'}", str(path))
     assert (right.returncode, right.stdout) == (0, "1\n"), right.stderr
     assert "<table" in (tmp_path / "page.html").read_text()

@@ -389,8 +389,7 @@ class Swap:
         sampler.forget_call()
         _, line = sampler.place_of(sys._getframe())
         self._add_compiling(tried.row, line, sampler.clock() - self.main.begun)
-        if self.is_steady:
-            self.spans.abandon(True)
+        self.spans.abandon(True)
 
     def _may_compare(self, tried: Tried) -> bool:
         """Return whether a call of a function may be compared, and there is time for it."""
