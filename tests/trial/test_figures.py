@@ -6,6 +6,7 @@ import functools
 import importlib
 import math
 import signal
+import threading
 import time
 
 import equinox as eqx
@@ -136,6 +137,24 @@ def test_the_first_compilations_of_a_line_are_start_up():
         several(301)
     assert trial.seconds_startup == first
     assert share_of(trial, "tracing and compiling") > 0.5
+
+
+def test_the_first_compilations_of_a_line_are_start_up_while_other_threads_make_calls():
+    double, is_over = eqxjit.filter_jit(lambda x: 2 * x), threading.Event()
+
+    def work():
+        while not is_over.wait(0.001):
+            double(X)
+
+    with eqxjit.trial(compare=False) as trial:
+        double(X), double(X)
+        thread = threading.Thread(target=work)
+        thread.start()
+        for i in range(10):
+            jnp.cos(jnp.ones(401 + i)).sum()
+        is_over.set()
+        thread.join()
+    assert share_of(trial, "tracing and compiling") == 0
 
 
 def test_imports_are_no_operations(tmp_path, monkeypatch):

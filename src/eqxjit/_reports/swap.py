@@ -176,8 +176,8 @@ class Swap:
         # programs are freed. Equinox's own caches keep a function that was compared.
         self._by_table: weakref.WeakKeyDictionary[Any, Tried] = weakref.WeakKeyDictionary()
         # The rows of the functions, and the lines of the operations, for which JAX has compiled
-        # something, with the number of all calls when the first compilation ended.
-        self._compiled: dict[Any, int] = {}
+        # something, with the time when the main thread's latest call had begun by then.
+        self._compiled: dict[Any, float] = {}
         # The seconds that comparisons have taken, without compilations.
         self._comparing = 0.0
         # The wrappers, and their interceptors, by the wrapper's `id`.
@@ -438,10 +438,9 @@ class Swap:
         `compiled` is the row of the function, or the line of the operations, that was compiled.
         """
         # One line may compile many operations, such as a line that creates a model. They are a part
-        # of start-up unless the program has gone on meanwhile.
-        self.main.read()
-        n_calls = sum([each.calls for each in self.functions])
-        if self._compiled.setdefault(compiled, n_calls) == n_calls:
+        # of start-up unless the main thread has made another call meanwhile.
+        begun = self.main.begun
+        if self._compiled.setdefault(compiled, begun) == begun:
             self.startup += seconds
             self.main.offset += seconds
         else:
