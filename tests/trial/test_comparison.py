@@ -563,6 +563,28 @@ def test_a_wrapper_that_was_tried_is_freed():
     assert ref() is None
 
 
+class Trainer:
+    """An object that holds a wrapper of its own method."""
+
+    def __init__(self):
+        self.step = eqxjit.filter_jit(self.compute)
+
+    def compute(self, x):
+        return x + 1
+
+
+def test_an_object_that_refers_to_its_wrapper_is_freed_during_a_trial():
+    def trained():
+        trainer = Trainer()
+        trainer.step(jnp.ones(3))
+        return weakref.ref(trainer)
+
+    with eqxjit.trial(compare=False):
+        ref = trained()
+        gc.collect()
+        assert ref() is None
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_an_alarm_of_the_program_comes_all_the_same():
     came = []
@@ -719,7 +741,7 @@ def test_a_call_that_gets_the_result_of_another_value_is_named():
     with eqxjit.trial() as trial:
         for _ in range(5):
             scaled(X, 1)
-        interceptor = interceptor_of(trial, scaled)
+        interceptor = interceptor_of(scaled)
         interceptor.ours = Stale(interceptor.ours)
         for _ in range(5):
             scaled(X, 2)

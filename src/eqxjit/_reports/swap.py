@@ -180,8 +180,9 @@ class Swap:
         self._compiled: dict[Any, float] = {}
         # The seconds that comparisons have taken, without compilations.
         self._comparing = 0.0
-        # The wrappers, and their interceptors, by the wrapper's `id`.
-        self._intercepted: dict[int, tuple[weakref.ref[Any], Interceptor]] = {}
+        # The wrappers, by their `id`. Only the wrappers refer to their interceptors, because an
+        # interceptor keeps the user's function alive, which may refer to the wrapper.
+        self._intercepted: dict[int, weakref.ref[Any]] = {}
 
     # --- Interception -------------------------------------------------------------------------
 
@@ -208,15 +209,15 @@ class Swap:
             _running.remove(self)
             if not _running:
                 JitFunction.__init__ = _init
-            # Another trial may be running, which began earlier or, in another thread, later.
-            others = _running[-1]._intercepted if _running else {}
-            for ref, _ in [*self._intercepted.values()]:
+            for ref in [*self._intercepted.values()]:
                 wrapper = ref()
-                if wrapper is not None:
-                    _, interceptor = others.get(id(wrapper), (None, None))
-                    _set_interceptor(wrapper, interceptor)
-            # Free the copies of the wrappers. Otherwise a later trial would intercept them, too.
-            self._intercepted.clear()
+                if wrapper is None:
+                    continue
+                # Another trial may be running, which began earlier or, in another thread, later.
+                if _running and id(wrapper) in _running[-1]._intercepted:
+                    _running[-1]._intercept(wrapper)
+                else:
+                    _set_interceptor(wrapper, None)
 
     def _intercept(self, wrapper: Any) -> None:
         # Not `copy.copy`, by which the copy would be intercepted, too.
@@ -225,12 +226,10 @@ class Swap:
         # The trials around this one serve the calls of this one.
         for outer in itertools.takewhile(lambda each: each is not self, [*_running]):
             outer._intercept(ours)
-        interceptor = Interceptor(self, ours)
         # Not a `WeakKeyDictionary`, because the hash of a wrapper is that of its arrays.
         key, intercepted = id(wrapper), self._intercepted
-        ref = weakref.ref(wrapper, lambda _: intercepted.pop(key, None))
-        intercepted[key] = ref, interceptor
-        _set_interceptor(wrapper, interceptor)
+        intercepted[key] = weakref.ref(wrapper, lambda _: intercepted.pop(key, None))
+        _set_interceptor(wrapper, Interceptor(self, ours))
 
     def count_calls(self) -> None:
         """Count the calls so far, if this is the thread in which the trial began."""
