@@ -90,10 +90,10 @@ class Spans:
         self._short_begun = 0.0
         self._n_long = 0
 
-    def begin_call(self, function: Any, now: float) -> tuple[str, bool]:
-        """Return the mode of a call, and whether it ends a long block of eqxjit's.
+    def begin_call(self, function: Any, now: float) -> bool:
+        """Begin a call, with a new block if need be; return whether it ends a block of eqxjit's.
 
-        `function` is the function's `Tried`. The last call of a long block must be awaited.
+        `function` is the function's `Tried`. The last call of a block of eqxjit's must be awaited.
         Otherwise the next block would wait for what this block has left to compute.
         """
         if self._is_over(now):
@@ -104,7 +104,7 @@ class Spans:
         else:
             function.n_short += 1
         self._is_last = self._log.mode is OURS and now >= self._log.logs_until
-        return self._log.mode, self._is_last
+        return self._is_last
 
     def abandon(self, has_compiled: bool) -> None:
         """Leave out the span under way, because a trace or a comparison has spoiled it.

@@ -245,11 +245,11 @@ class Swap:
         try:
             sampler.hold(begun)
             tried = to.tried = self._tried_of(to.ours)
-            mode, is_extra = OURS, tried.calls % _ONE_IN == _ONE_IN - 1
+            is_extra = tried.calls % _ONE_IN == _ONE_IN - 1
             if log is self.main and self.is_steady:
-                mode, is_extra = self.spans.begin_call(tried, begun)
+                is_extra = self.spans.begin_call(tried, begun)
             tried.calls += 1
-            served_by, compared = self._choose(to, mode, is_extra, args, kwargs)
+            served_by, compared = self._choose(to, is_extra, args, kwargs)
             outcome = self._serve(to, served_by, args, kwargs)
             self.finish(to, args, kwargs, outcome, compared, is_extra)
         finally:
@@ -265,14 +265,15 @@ class Swap:
             del outcome
 
     def _choose(
-        self, to: Interceptor, mode: str, is_extra: bool, args: Any, kwargs: Any
+        self, to: Interceptor, is_extra: bool, args: Any, kwargs: Any
     ) -> tuple[str, Parts | None]:
         """Return the mode in which a call is served, and its parts if it is to be compared.
 
         `is_extra` tells whether to compare the call even if enough calls of its kind were compared.
         """
-        tried = to.tried
-        awaited = AWAITED if is_extra and self.current.log is self.main else mode
+        log, tried = self.current.log, to.tried
+        mode = log.mode
+        awaited = AWAITED if is_extra and log is self.main else mode
         if not (tried.n_due > 0 or is_extra or mode is THEIRS):
             return awaited, None
         tried.n_due -= 1
