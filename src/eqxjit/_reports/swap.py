@@ -251,7 +251,7 @@ class Swap:
             tried.calls += 1
             served_by, compared = self._choose(to, is_extra, args, kwargs)
             outcome = self._serve(to, served_by, args, kwargs)
-            self.finish(to, args, kwargs, outcome, compared, is_extra)
+            self.finish(to, args, kwargs, outcome, compared)
         finally:
             log.has_compiled = False
             sampler.release(time.perf_counter())
@@ -326,7 +326,6 @@ class Swap:
         kwargs: Any,
         outcome: Outcome,
         compared: Parts | None = None,
-        is_extra: bool = False,
     ) -> None:
         """Account for a call that was served. Compare it if it is to be compared, or has traced.
 
@@ -335,7 +334,7 @@ class Swap:
         log, tried = self.current.log, to.tried
         self.sampler.hold(time.perf_counter())
         try:
-            self._account(tried, outcome, compared is not None and not is_extra)
+            self._account(tried, outcome, compared is not None)
             if log.trace is not None and outcome.error is None:
                 tried.n_due = N_FIRST
                 if compared is None:
@@ -351,11 +350,8 @@ class Swap:
         finally:
             self.sampler.release(time.perf_counter())
 
-    def _account(self, tried: Tried, outcome: Outcome, is_spoiled: bool) -> None:
-        """Record the trace of a call, or the end of start-up.
-
-        `is_spoiled` tells whether the call's time isn't that of a usual call.
-        """
+    def _account(self, tried: Tried, outcome: Outcome, is_compared: bool) -> None:
+        """Record the trace of a call, or the end of start-up."""
         log = self.current.log
         if log.has_compiled:
             self.count_as_compiling(tried)
@@ -364,7 +360,7 @@ class Swap:
             tried.note_effects(log.trace)
         if log.has_compiled or log is not self.main:
             return
-        if self.is_steady and is_spoiled:
+        if self.is_steady and is_compared:
             self.spans.abandon(False)
         elif not self.is_steady and outcome.error is None:
             self.is_steady = True
