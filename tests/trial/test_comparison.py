@@ -15,7 +15,9 @@ import weakref
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax
 import numpy as np
+import optimistix
 import pytest
 
 import eqxjit
@@ -798,6 +800,43 @@ def test_a_function_that_changes_something_in_each_run_is_not_compared(of):
     assert (len(calls) if of == "callback" else int(ref[...])) == 5
     assert row.compared == 0
     assert "changes something" in row.verdict
+
+
+def test_the_trace_of_a_function_is_not_one_that_jax_makes_to_lower_it():
+    """Lineax's solvers are jitted functions, which JAX traces when it lowers the whole function."""
+    calls = []
+
+    def solve(a, b):
+        jax.experimental.io_callback(calls.append, None, b)
+        solver = lineax.AutoLinearSolver(well_posed=False)
+        return lineax.linear_solve(lineax.MatrixLinearOperator(a), b, solver).value
+
+    with eqxjit.trial() as trial:
+        jitted = eqxjit.filter_jit(solve)
+        for n in (7, 7, 8, 8):
+            jitted(jnp.eye(n), jnp.ones(n))
+    jax.effects_barrier()
+    assert len(calls) == 4
+    [row] = trial.functions
+    assert "changes something" in row.verdict
+    assert "solve: 2 traces; shape: `a` was float32[7,7], is float32[8,8]" in str(trial)
+
+
+def test_jaxprs_that_a_function_returns_are_compared():
+    def fit(x):
+        solver = optimistix.LevenbergMarquardt(1e-5, 1e-5)
+        return optimistix.least_squares(lambda y, x: y - x, solver, jnp.zeros(3), args=x)
+
+    def jaxpr(x):
+        constant = 1.0 if under.of_eqxjit() else 2.0
+        return jax.make_jaxpr(lambda x: x + constant)(x).jaxpr
+
+    row, _ = tried(fit, X)
+    assert row.compared == 3, row.verdict
+    assert not row.differences
+    under = Under()
+    row, _ = tried(jaxpr, X)
+    assert row.is_wrong
 
 
 def test_what_changes_something_is_known_from_a_trace_before_the_trial():

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import math
 import signal
@@ -108,6 +109,18 @@ def test_all_of_a_functions_first_call_is_start_up():
                 function(X)
     assert trial.seconds > 0.1
     assert trial.seconds_steady < 0.03 * trial.seconds
+
+
+def test_garbage_collection_is_pythons():
+    """Once Python has collected garbage, it calls a function of JAX, which a tick may interrupt."""
+    f, kept = eqxjit.filter_jit(lambda x: x + 1), [[i] for i in range(100_000)]
+    with eqxjit.trial(compare=False) as trial:
+        for _ in range(100):
+            f(X)
+            gc.collect()
+    assert len(kept) == 100_000
+    assert share_of(trial, "operations outside jit") < 0.05
+    assert share_of(trial, "Python") > 0.8
 
 
 @pytest.mark.parametrize("compare", [False, True])

@@ -4,6 +4,7 @@ With the native back end, C makes and logs the calls that need nothing more. Oth
 take several microseconds longer, which is a large part of a call of a small model.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -38,8 +39,8 @@ class Log(_Base):
     - `thread`: the thread's number.
     - `called`, `times`: the functions of the calls that C has logged since the last `read`, and a
         buffer for their times.
-    - `trace`: the last trace that eqxjit has recorded since the latest call began. It is the
-        function's own trace, because all others are nested in that one. `None` if there is none.
+    - `trace`, `traced`: eqxjit's trace of the function that was called last, and when it ended;
+        `None` and infinity if it wasn't traced.
     - `phases`: the ends of the latest phases of tracing, lowering and compiling, and the seconds of
         each.
     - `compiling`: the seconds of all tracing, lowering and compiling so far.
@@ -57,10 +58,14 @@ class Log(_Base):
         self.called: list[Any] = []
         # Three floats of eight bytes for each call: when it began and ended, and `work` before it.
         self.times = bytearray(24 * max_rows)
-        self.trace: Trace | None = None
+        self.forget_trace()
         self.phases: deque[tuple[float, float]] = deque(maxlen=1_000)
         self.compiling = 0.0
         self._rows: deque[list[Any]] = deque(maxlen=max_rows)
+
+    def forget_trace(self) -> None:
+        self.trace: Trace | None = None
+        self.traced = math.inf
 
     def add(self, mode: str, ended: float) -> None:
         """Add the latest call, which was served in a mode and ended at a time."""

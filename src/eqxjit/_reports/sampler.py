@@ -3,6 +3,7 @@
 import ast
 import builtins
 import functools
+import gc
 import inspect
 import itertools
 import re
@@ -133,9 +134,14 @@ class Sampler:
             # The time is more often that of the work before the call.
             innermost = innermost.f_back
         frame = innermost
+        of_collector = [getattr(each, "__code__", None) for each in gc.callbacks]
         while frame is not None:
             code = frame.f_code
-            if code is self._entrance:
+            if code in of_collector:
+                # Python's garbage collector has called it, JAX's function for example. It may run
+                # whenever an object is created, so what the program was doing counts.
+                innermost, line, of_jax, kind = frame.f_back, None, None, None
+            elif code is self._entrance:
                 # All frames further inside belong to the jitted call. The user's line is outside.
                 # If a line of the user's is further inside, it is traced.
                 is_waiting = line is None and _KIND_OF_NAME.get(of_jax or "") is WAITING

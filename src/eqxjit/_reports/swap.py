@@ -104,7 +104,7 @@ class Interceptor:
             raise
         finally:
             log.is_inside = log.has_compiled = False
-            log.trace = None
+            log.forget_trace()
 
     def account(
         self, result: Any, error: BaseException | None, /, *args: Any, **kwargs: Any
@@ -123,7 +123,7 @@ class Interceptor:
             if log.has_compiled:
                 self.swap.count_as_compiling(self.tried)
         finally:
-            log.trace = None
+            log.forget_trace()
 
     @property
     def nested(self) -> Any:
@@ -413,15 +413,17 @@ class Swap:
         log = self.current.log
         # Phases that are nested in this phase have ended before it, and are part of its seconds.
         now = time.perf_counter()
-        seconds -= sum([spent for end, spent in log.phases if end > now - seconds])
+        begun = now - seconds
+        seconds -= sum([spent for end, spent in log.phases if end > begun])
         log.phases.append((now, seconds))
         log.compiling += seconds
         comparing.n_traces += phase == TRACING
         sampler = self.sampler
         if log.is_inside:
             log.has_compiled = True
-            if record is not None and phase == TRACING:
-                log.trace = Trace(record)
+            # After the function's own trace, JAX lowers the function, and may trace parts of it.
+            if record is not None and phase == TRACING and begun < log.traced:
+                log.trace, log.traced = Trace(record), now
         elif log is self.main:
             # The samples count these seconds as an operation. Move them.
             kind, line = sampler.place_of(sys._getframe(1))
