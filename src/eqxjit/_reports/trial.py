@@ -7,10 +7,9 @@ import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .._deploy.install import install
-from .._diagnostics.trace import Trace
 from .._html import block, page, paragraph, table
 from .._places import CallSite
 from .._text import counted
@@ -159,16 +158,19 @@ class Trial:
     def functions(self) -> list[TrialFunction]:
         """The findings on each function, the most called first."""
         self._swap.count_calls()
-        groups: defaultdict[object, list[Tried]] = defaultdict(list)
-        for tried in self._swap.functions:
-            groups[tried.row].append(tried)
-        rows = [_row(group) for group in groups.values()]
-        return sorted(rows, key=lambda row: row.calls, reverse=True)
+        return sorted(map(_row, self._groups()), key=lambda row: row.calls, reverse=True)
 
     @property
     def is_wrong(self) -> bool:
         """True if a function's results differ by more than rounding, and not as documented."""
         return any(row.is_wrong for row in self.functions)
+
+    def _groups(self) -> Iterable[list[Tried]]:
+        """Return the functions of each row of the table."""
+        groups: defaultdict[object, list[Tried]] = defaultdict(list)
+        for tried in self._swap.functions:
+            groups[tried.row].append(tried)
+        return groups.values()
 
     # --- Texts --------------------------------------------------------------------------------
 
@@ -241,14 +243,12 @@ class Trial:
 
     def _why_traced(self) -> list[str]:
         """Return the most frequent reason of each function that was traced again."""
-        by_row: defaultdict[Any, list[Trace]] = defaultdict(list)
-        for tried in self._swap.functions:
-            by_row[tried.row, tried.name] += tried.traces
         lines = list[str]()
-        for (_, name), traces in by_row.items():
+        for group in self._groups():
+            traces = [trace for tried in group for trace in tried.traces]
             again = Counter([trace.reason for trace in traces if trace.differences])
             for reason, _ in again.most_common(1):
-                lines.append(f"{name}: {counted(len(traces), 'trace')}; {reason}")
+                lines.append(f"{group[0].name}: {counted(len(traces), 'trace')}; {reason}")
         return lines
 
     def _notes(self) -> list[str]:
