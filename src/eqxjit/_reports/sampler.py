@@ -332,11 +332,10 @@ _READ_LOCALS = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", 
 def _value_of(node: ast.expr, frame: types.FrameType, may_read_locals: bool) -> Any:
     """Return the value of an expression if that takes no code to run; else `_UNKNOWN`.
 
-    For a list or a tuple, an empty tuple is returned, which is enough to tell it from an array.
+    For a constant, a list or a tuple, an empty tuple is returned, which is enough to tell it from
+    an array.
     """
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, (ast.List, ast.ListComp, ast.Tuple)):
+    if isinstance(node, (ast.Constant, ast.List, ast.ListComp, ast.Tuple)):
         return ()
     if isinstance(node, ast.Name):
         return _variable(node.id, frame, may_read_locals)
