@@ -98,6 +98,8 @@ class Interceptor:
                 swap.finish(self, args, kwargs, Outcome(result, None))
             return result
         except BaseException:
+            # An error of a signal handler may come while the clock is held.
+            swap.sampler.release(time.perf_counter())
             if log.has_compiled and tried is not None:
                 swap.count_as_compiling(tried)
             trim()
