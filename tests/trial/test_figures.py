@@ -113,8 +113,9 @@ def test_all_of_a_functions_first_call_is_start_up():
 
 def test_garbage_collection_is_pythons():
     """Once Python has collected garbage, it calls a function of JAX, which a tick may interrupt."""
-    f, kept = eqxjit.filter_jit(lambda x: x + 1), [[i] for i in range(100_000)]
+    f = eqxjit.filter_jit(lambda x: x + 1)
     with eqxjit.trial(compare=False) as trial:
+        kept = [[i] for i in range(100_000)]
         for _ in range(100):
             f(X)
             gc.collect()
@@ -728,13 +729,20 @@ def eager(n):
     float(jnp.linalg.svd(jnp.eye(400) + 1.0)[1][0])
 
 
+def evaluate(n):
+    """Many short operations, whose results the program awaits."""
+    del n
+    for _ in range(20):
+        float((jnp.eye(300) @ jnp.eye(300))[0, 0])
+
+
 def grow(n):
     """Operations that are compiled again, as those on a growing list of losses."""
     float(jnp.cumsum(jnp.sin(jnp.zeros(n)) * 2 + 1).mean())
 
 
-@pytest.mark.parametrize("work", [eager, grow])
-def test_rare_operations_are_not_taken_for_a_part_of_calls(work):
+@pytest.mark.parametrize(("work", "every"), [(eager, 200), (grow, 200), (evaluate, 50)])
+def test_rare_operations_are_not_taken_for_a_part_of_calls(work, every):
     def double(tree):
         return jax.tree.map(lambda x: 2 * x, tree)
 
@@ -749,7 +757,7 @@ def test_rare_operations_are_not_taken_for_a_part_of_calls(work):
     with eqxjit.trial() as trial:
         for i in range(4_000):
             ours(tree)
-            if i % 200 == 199:
+            if i % every == every - 1:
                 work(i)
     assert 0 < trial.seconds_steady_equinox - trial.seconds_steady < 3 * slowest
 

@@ -37,15 +37,31 @@ _FACTOR = 3.0
 # Python's work and compilations of this many seconds between two calls aren't compared. They take
 # as long in all modes, but most short blocks don't meet them, and the others meet too much of them,
 # if they are as rare as a checkpoint that is written every 100 calls. Operations of JAX are
-# compared, because some of them wait for results.
-_LONG_WORK = 0.005
+# compared, because some of them wait for results, unless such long times between calls are rare.
+_LONG = 0.005
+
+# Long times between two calls are rare if fewer than this part of the spans have them. A short
+# block meets too few of them for a reliable mean.
+_RARE = 0.25
 
 # This part of the groups is left out at each end. What is too rare to be met by most short blocks,
 # such as an evaluation every 100 calls, makes some groups long in any mode.
 _OUTER = 0.25
 
-# The seconds of some spans, and their number.
-_Group = tuple[float, int]
+
+class _Group(NamedTuple):
+    """Some consecutive spans between two functions.
+
+    - `seconds`: their seconds, without long times between calls.
+    - `long`: the seconds of long times between calls.
+    - `n`: the number of spans.
+    - `n_long`: how many of them have a long time between calls.
+    """
+
+    seconds: float
+    long: float
+    n: int
+    n_long: int
 
 
 class _Part(NamedTuple):
@@ -198,25 +214,31 @@ class Spans:
 
     def _compare(self, calls: list[list[Any]]) -> None:
         """Add the spans between these logged calls to the groups of the same pairs of functions."""
-        found: defaultdict[tuple[Any, Any], list[float]] = defaultdict(list)
+        # For each span, its seconds without a long time between calls, and that time.
+        found: defaultdict[tuple[Any, Any], list[tuple[float, float]]] = defaultdict(list)
+        timer = self._sampler.timer
+        # Without samples, how long the program waits isn't known.
+        is_sampled = timer.has_run and not timer.has_yielded
         pairs = itertools.pairwise(calls)
         for (function, served_by, begun, ended, _), (after, _, end, _, work) in pairs:
             if self._log.mode is THEIRS and served_by is not THEIRS:
                 # Equinox can't serve the call.
                 continue
-            seconds = end - begun
-            work = min(work, end - ended)
-            kept = seconds - work if work > _LONG_WORK else seconds
-            found[function.row, after.row].append(kept)
+            seconds, between = end - begun, end - ended
+            work = min(work, between)
+            if work > _LONG:
+                seconds, between = seconds - work, between - work
+            long = between if between > _LONG and is_sampled else 0.0
+            found[function.row, after.row].append((seconds - long, long))
         for pair, spans in found.items():
             alike = self._alike[pair]
             short = [parts[-1] for mode, parts in alike.items() if mode is not OURS]
             n = len(spans)
             if self._log.mode is OURS and short:
                 # As many as in a short block, so that a group meets rare work as often.
-                n = min(n, short[0].all[1])
-            groups = [(sum(spans[i : i + n]), n) for i in range(0, len(spans) - n + 1, n)]
-            part = _Part((sum(spans), len(spans)), groups)
+                n = min(n, short[0].all.n)
+            groups = [_group(spans[i : i + n]) for i in range(0, len(spans) - n + 1, n)]
+            part = _Part(_group(spans), groups)
             # Not `append`, because an interrupt must not leave a mode without parts.
             alike[self._log.mode] = [*alike.get(self._log.mode, ()), part]
 
@@ -230,7 +252,7 @@ class Spans:
         for (row, _), alike in self._alike.items():
             for mode in alike:
                 if mode is not OURS and OURS in alike:
-                    longer = _mean(alike[mode]) - _mean_of_ours(alike, waited[row])
+                    longer = _mean(alike, mode) - _mean_of_ours(alike, waited[row])
                     seconds -= _count(alike[mode]) * longer
         return seconds
 
@@ -265,7 +287,7 @@ class Spans:
             n = n_calls[row] * n_alike[row, after] / n_spans[row]
             ours = _mean_of_ours(alike, waited[row])
             if THEIRS in alike and len(alike) > 1:
-                excess += n * (_mean(alike[THEIRS]) - ours)
+                excess += n * (_mean(alike, THEIRS) - ours)
                 known += n * ours
             elif OURS in alike:
                 unknown += n * ours
@@ -291,30 +313,40 @@ def _mean_of_ours(alike: _Alike, waited: float) -> float:
     """
     if OURS not in alike:
         # A short run may have no block of calls that aren't awaited.
-        return _mean(alike[AWAITED]) if AWAITED in alike else float("nan")
+        return _mean(alike, AWAITED) if AWAITED in alike else float("nan")
     # If the program rarely reads a result, its calls run ahead of their computations. It waits for
     # many of them in a few groups, which `_mean` leaves out. Other rare work isn't waiting, or
     # makes spans longer than awaited calls do.
-    mean = _mean(alike[OURS])
-    longest = _mean_of([part.all for part in alike[OURS]])
+    mean = _mean(alike, OURS)
+    longest = _mean_of([part.all for part in alike[OURS]], True)
     if AWAITED in alike:
-        longest = min(longest, _mean(alike[AWAITED]))
+        longest = min(longest, _mean(alike, AWAITED))
     return max(mean, min(mean + waited, longest))
 
 
-def _mean(parts: Sequence[_Part]) -> float:
-    """Return the mean seconds of a span, without the shortest and the longest groups."""
-    ordered = sorted(
-        [group for part in parts for group in part.groups], key=lambda group: group[0] / group[1]
-    )
-    n_outer = int(len(ordered) * _OUTER)
-    return _mean_of(ordered[n_outer : len(ordered) - n_outer])
+def _mean(alike: _Alike, mode: str) -> float:
+    """Return the mean seconds of a span of one mode, without the shortest and the longest groups.
+
+    Long times between calls are left out if they are rare.
+    """
+    every = [part.all for parts in alike.values() for part in parts]
+    is_often_long = sum(each.n_long for each in every) >= _RARE * sum(each.n for each in every)
+    groups = [group for part in alike[mode] for group in part.groups]
+    groups.sort(key=lambda group: _mean_of([group], is_often_long))
+    n_outer = int(len(groups) * _OUTER)
+    return _mean_of(groups[n_outer : len(groups) - n_outer], is_often_long)
 
 
-def _mean_of(groups: Sequence[_Group]) -> float:
-    return sum(seconds for seconds, _ in groups) / sum(n for _, n in groups)
+def _mean_of(groups: Sequence[_Group], with_long: bool) -> float:
+    seconds = sum(each.seconds + (each.long if with_long else 0.0) for each in groups)
+    return seconds / sum(each.n for each in groups)
+
+
+def _group(spans: Sequence[tuple[float, float]]) -> _Group:
+    seconds, long = map(sum, zip(*spans, strict=True))
+    return _Group(seconds, long, len(spans), sum(each > 0 for _, each in spans))
 
 
 def _count(parts: Sequence[_Part]) -> int:
     """Return the number of spans."""
-    return sum(part.all[1] for part in parts)
+    return sum(part.all.n for part in parts)
