@@ -404,11 +404,11 @@ static PyObject *call_in_flight(PyObject *module, PyObject *const *args, Py_ssiz
 
 /* --- Fast paths, wrappers, and walks over arguments ---------------------------------------------- */
 
-/* How deep a difference may lie in the arguments to be compared first by the next call. */
+/* How deep in the arguments `match_last_difference` looks. */
 #define N_STEPS 16
 
 /* The way to a part of a call: the index of each child that it passes through, innermost first, and at last the index
-   of the argument. It is empty if `n` is 0. */
+   of the argument. It is empty if `n` is 0, and unknown if `n` is larger than N_STEPS. */
 typedef struct {
     Py_ssize_t n;
     Py_ssize_t steps[N_STEPS];
@@ -427,7 +427,7 @@ typedef struct {
     Py_ssize_t n_statics; /* how many static objects the arguments have */
     long long hits;        /* how many calls this fast path has served */
     long long hits_before; /* the value of `hits` when the table last looked */
-    Way last_difference;   /* what didn't match when this fast path was last tried in vain; see `differs_again` */
+    Way last_difference;   /* what didn't match when this fast path was last tried in vain */
 } Fast;
 
 /* A wrapper. Its fields are NULL until `connect` sets them, except those that `dispatcher_new` and `intercept` set. */
@@ -480,7 +480,7 @@ static inline int guard_child(Walk *walk, Guard guard, PyObject *spec, PyObject 
     return matches;
 }
 
-/* Notes that the child at an index, or the argument, doesn't match. If the way is too long, it is left empty. */
+/* Notes that the child at an index, or the argument, doesn't match. */
 static inline void note_difference(Walk *walk, Py_ssize_t i) {
     Way *way = &walk->difference;
     if (way->n < N_STEPS) way->steps[way->n] = i;
@@ -666,13 +666,15 @@ static int is_other_array(Walk *walk, PyObject *leaf) {
     return is_array;
 }
 
+static inline int is_array_leaf(Walk *walk, PyObject *leaf) {
+    return (PyObject *)Py_TYPE(leaf) == walk->state->array_type ? 1 : is_other_array(walk, leaf);
+}
+
 /* Matches a leaf that must be an array, and takes it. Its shape and dtype don't matter, because JAX compares them. */
 static int match_array(Walk *walk, PyObject *leaf) {
     if (walk->n_arrays >= walk->fast->n_arrays) return MALFORMED(-1);
-    if ((PyObject *)Py_TYPE(leaf) != walk->state->array_type) {
-        int is_array = is_other_array(walk, leaf);
-        if (is_array <= 0) return is_array;
-    }
+    int is_array = is_array_leaf(walk, leaf);
+    if (is_array <= 0) return is_array;
     walk->arrays[walk->n_arrays++] = Py_NewRef(leaf);
     return 1;
 }
@@ -1053,33 +1055,31 @@ static PyObject *child_of(PyObject *spec, PyObject *value, Py_ssize_t i) {
     return child;
 }
 
-/* Returns 1 if a call differs from the spec of a fast path where the last call did that the fast path didn't match, 0
-   if that isn't known, and -1 if an error is set. If calls of several structures come in turn, they often differ in one
-   part only. With this comparison, most fast paths needn't walk through all that comes before it. */
-static int differs_again(Walk *walk, InFlight *call) {
+/* Matches the part in which the last call differed that the fast path didn't match. Returns 0 only if this part differs
+   again, so 1 doesn't tell that it matches. If calls of several structures come in turn, they often differ in one part
+   only. With this comparison, most fast paths needn't walk through all that comes before it. */
+static int match_last_difference(Walk *walk, InFlight *call) {
     /* A copy, because the user's code may call the function, and so change it. */
     Way way = walk->fast->last_difference;
-    if (way.n == 0 || way.n > N_STEPS) return 0;
+    if (way.n == 0 || way.n > N_STEPS) return 1;
     PyObject *spec = spec_of(walk->fast, way.steps[way.n - 1]);
     PyObject *value = Py_NewRef(argument(walk->fast, walk->self->names, call, way.steps[way.n - 1]));
     for (Py_ssize_t i = way.n - 2; i >= 0; i--) {
         int has_class = (PyObject *)Py_TYPE(value) == PyTuple_GET_ITEM(spec, 1);
         PyObject *child = has_class ? child_of(spec, value, way.steps[i]) : NULL;
         Py_DECREF(value);
-        if (!has_class) return 1;
-        if (child == NULL) return PyErr_Occurred() ? -1 : 0;
+        if (!has_class) return 0;
+        if (child == NULL) return PyErr_Occurred() ? -1 : 1;
         value = child;
         spec = PyTuple_GET_ITEM(spec, HEAD + way.steps[i]);
     }
-    int is_same;
-    if (spec == walk->state->array_mark) {
-        is_same = (PyObject *)Py_TYPE(value) == walk->state->array_type ? 1 : is_other_array(walk, value);
-    }
-    else if (spec == Py_None) is_same = value == Py_None;
-    else if (Py_TYPE(spec) == walk->state->static_type) is_same = same_leaf(walk, (Static *)spec, value);
-    else is_same = (PyObject *)Py_TYPE(value) == PyTuple_GET_ITEM(spec, 1);
+    int matches;
+    if (spec == walk->state->array_mark) matches = is_array_leaf(walk, value);
+    else if (spec == Py_None) matches = value == Py_None;
+    else if (Py_TYPE(spec) == walk->state->static_type) matches = same_leaf(walk, (Static *)spec, value);
+    else matches = (PyObject *)Py_TYPE(value) == PyTuple_GET_ITEM(spec, 1);
     Py_DECREF(value);
-    return is_same < 0 ? -1 : !is_same;
+    return matches;
 }
 
 /* Takes the static arguments, and matches all other arguments. The wrapped function's own arrays follow those of the
@@ -1113,9 +1113,8 @@ static inline int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight 
     walk->self = self;
     walk->fast = fast;
     int matches = match_static_arguments(walk, call);
+    if (matches > 0) matches = match_last_difference(walk, call);
     if (matches <= 0) return matches;
-    int differs = differs_again(walk, call);
-    if (differs != 0) return differs < 0 ? -1 : 0;
     /* The place before the arrays is free, so that the jitted function may use it. */
     walk->n_block = 1 + fast->n_arrays + fast->n_statics;
     walk->block = allocate(walk->small, N_SLOTS, walk->n_block);
