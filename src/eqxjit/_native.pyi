@@ -29,7 +29,6 @@ class Log:
     times: Any
     latest: Any
     begun: float
-    work: float
     offset: float
     logs_until: float
     thread: int

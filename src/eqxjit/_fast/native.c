@@ -248,10 +248,9 @@ typedef struct {
     PyObject *clock;      /* a function that returns the time in seconds */
     PyObject *mode;       /* who serves the calls; only while eqxjit does, they are logged here */
     PyObject *called;     /* a list of the functions of the latest calls; Python replaces it to read the log */
-    PyObject *times;      /* a bytearray with three doubles for each of them, and room for more */
+    PyObject *times;      /* a bytearray with two doubles for each of them, and room for more */
     PyObject *latest;     /* the function that was called last */
     double begun;         /* when this call began */
-    double work;          /* for how many seconds since then Python was at work or JAX compiled */
     double offset;        /* the logged times are this much less than those of the clock */
     double logs_until;    /* calls that begin later are made by the interceptor */
     unsigned long thread; /* the thread whose calls are logged */
@@ -263,8 +262,8 @@ typedef struct {
     DO(self->clock); DO(self->mode); DO(self->called); DO(self->times); DO(self->latest);
 COLLECTED(Log, log, LOG_FIELDS)
 
-/* What `times` has of a call: when it began and ended, and the value of `work` before it. */
-typedef double Times[3];
+/* What `times` has of a call: when it began and ended. */
+typedef double Times[2];
 
 /* Returns how many calls a log has, or -1 if there is no room for another. */
 static Py_ssize_t count_calls(Log *self) {
@@ -281,7 +280,6 @@ static PyMemberDef log_members[] = {
     {"times", T_OBJECT, offsetof(Log, times), 0, NULL},
     {"latest", T_OBJECT, offsetof(Log, latest), 0, NULL},
     {"begun", T_DOUBLE, offsetof(Log, begun), 0, NULL},
-    {"work", T_DOUBLE, offsetof(Log, work), 0, NULL},
     {"offset", T_DOUBLE, offsetof(Log, offset), 0, NULL},
     {"logs_until", T_DOUBLE, offsetof(Log, logs_until), 0, NULL},
     {"thread", T_ULONG, offsetof(Log, thread), 0, NULL},
@@ -1423,9 +1421,8 @@ static int log_call(Log *log) {
     if (read_clock(log, &ended) < 0) return -1;
     Py_ssize_t n = count_calls(log);
     if (n < 0) return 0;
-    Times times = {log->begun, ended, log->work};
+    Times times = {log->begun, ended};
     memcpy(PyByteArray_AS_STRING(log->times) + n * (Py_ssize_t)sizeof(Times), times, sizeof(Times));
-    log->work = 0.0;
     return PyList_Append(log->called, log->latest);
 }
 

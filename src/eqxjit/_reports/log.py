@@ -23,9 +23,9 @@ class Log(_Base):
     """The state of the thread that creates it and, if there is room, the log of its calls.
 
     The latest `max_rows` calls are kept. C keeps as many, and then leaves it to Python to make the
-    next call and to read the log. Each call is logged as a list of five: the function's `Tried`,
-    the mode in which it was served, when it began and ended, and the value of `work` before it. All
-    fields down to `times` are C fields with the native back end.
+    next call and to read the log. Each call is logged as a list of four: the function's `Tried`,
+    the mode in which it was served, and when it began and ended. All fields down to `times` are C
+    fields with the native back end.
 
     - `clock`: a function that returns the time.
     - `offset`: by how much the logged times are behind those of `clock`. To leave out seconds that
@@ -33,7 +33,6 @@ class Log(_Base):
     - `mode`: who serves the calls of this thread now.
     - `logs_until`: the time until which calls are only logged, unless they need a closer look.
     - `latest`, `begun`: the `Tried` of the function that was called last, and when.
-    - `work`: for how many seconds since the latest call Python was at work or JAX compiled.
     - `is_inside`: whether the thread is inside an intercepted call.
     - `has_compiled`: whether JAX has compiled something since the latest call began.
     - `thread`: the thread's number.
@@ -52,12 +51,12 @@ class Log(_Base):
         self.mode = OURS
         self.logs_until = 0.0
         self.latest: Any = None
-        self.begun = self.work = 0.0
+        self.begun = 0.0
         self.is_inside = self.has_compiled = False
         self.thread = threading.get_ident()
         self.called: list[Any] = []
-        # Three floats of eight bytes for each call: when it began and ended, and `work` before it.
-        self.times = bytearray(24 * max_rows)
+        # Two floats of eight bytes for each call: when it began and ended.
+        self.times = bytearray(16 * max_rows)
         self.forget_trace()
         self.phases: deque[tuple[float, float]] = deque(maxlen=1_000)
         self.compiling = 0.0
@@ -69,17 +68,15 @@ class Log(_Base):
 
     def add(self, mode: str, ended: float) -> None:
         """Add the latest call, which was served in a mode and ended at a time."""
-        self.read().append([self.latest, mode, self.begun, ended, self.work])
-        self.work = 0.0
+        self.read().append([self.latest, mode, self.begun, ended])
 
     def read(self) -> deque[list[Any]]:
         """Count the calls that C has logged since the last time, and return the latest calls."""
         if self.called:
-            times = memoryview(self.times[: 24 * len(self.called)]).cast("d")
+            times = memoryview(self.times[: 16 * len(self.called)]).cast("d").tolist()
             called, self.called = self.called, []
-            of_calls = zip(*[times[i::3].tolist() for i in range(3)], strict=True)
-            for function, (begun, ended, work) in zip(called, of_calls, strict=False):
+            for function, begun, ended in zip(called, times[::2], times[1::2], strict=False):
                 function.calls += 1
                 function.n_ours += 1
-                self._rows.append([function, OURS, begun, ended, work])
+                self._rows.append([function, OURS, begun, ended])
         return self._rows

@@ -215,8 +215,6 @@ class Sampler:
             if self._since[0] != self.log.begun:
                 self._since = self.log.begun, defaultdict(float)
             self._since[1][key] += seconds
-            if place[0] is PYTHON:
-                self.log.work += seconds
             self._seen = _clocks()
             self.release(self._seen[0])
 

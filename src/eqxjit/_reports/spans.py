@@ -34,15 +34,10 @@ _N_AWAITED = 16
 # isn't slowed down.
 _FACTOR = 3.0
 
-# Python's work and compilations of this many seconds between two calls aren't compared. They take
-# as long in all modes, but most short blocks don't meet them, and the others meet too much of them,
-# if they are as rare as a checkpoint that is written every 100 calls. Operations of JAX are
-# compared, because some of them wait for results, unless such long times between calls are rare.
-_LONG = 0.005
-
-# Long times between two calls are rare if fewer than this part of the spans have them. A short
-# block meets too few of them for a reliable mean.
-_RARE = 0.25
+# A time between two calls is long if it takes more than this many seconds. Long times are rare if
+# fewer than this part of the spans have them, such as a checkpoint that is written every 100 calls.
+# Rare long times aren't compared: most short blocks don't meet them, and the others meet too many.
+_LONG, _RARE = 0.005, 0.25
 
 # This part of the groups is left out at each end. What is too rare to be met by most short blocks,
 # such as an evaluation every 100 calls, makes some groups long in any mode.
@@ -193,7 +188,7 @@ class Spans:
             if mode is OURS or function is None:
                 self._places[place, function] += spent
         warm = self._warm_calls()
-        for called, served_by, begun, ended, _ in warm:
+        for called, served_by, begun, ended in warm:
             if served_by is mode:
                 called.times[mode].append(ended - begun)
         for called in {each for each, *_ in warm}:
@@ -201,7 +196,7 @@ class Spans:
             called.least = times[len(times) // 10]
         # A block of eqxjit's that has just one call shows only a call that is awaited.
         if next_function is not None and len(warm) > (mode is OURS):
-            self._compare([*warm, [next_function, mode, sampler.clock(), 0.0, self._log.work]])
+            self._compare([*warm, [next_function, mode, sampler.clock(), 0.0]])
         self._log.read().clear()
 
     def _warm_calls(self) -> list[list[Any]]:
@@ -209,7 +204,7 @@ class Spans:
         calls = [*self._log.read()]
         if self._log.mode is OURS:
             return calls
-        n_cold = sum(begun < calls[0][2] + _SECONDS_COLD for _, _, begun, _, _ in calls[:_N_COLD])
+        n_cold = sum(begun < calls[0][2] + _SECONDS_COLD for _, _, begun, _ in calls[:_N_COLD])
         return calls[n_cold:]
 
     def _compare(self, calls: list[list[Any]]) -> None:
@@ -220,16 +215,13 @@ class Spans:
         # Without samples, how long the program waits isn't known.
         is_sampled = timer.has_run and not timer.has_yielded
         pairs = itertools.pairwise(calls)
-        for (function, served_by, begun, ended, _), (after, _, end, _, work) in pairs:
+        for (function, served_by, begun, ended), (after, _, end, _) in pairs:
             if self._log.mode is THEIRS and served_by is not THEIRS:
                 # Equinox can't serve the call.
                 continue
-            seconds, between = end - begun, end - ended
-            work = min(work, between)
-            if work > _LONG:
-                seconds, between = seconds - work, between - work
+            between = end - ended
             long = between if between > _LONG and is_sampled else 0.0
-            found[function.row, after.row].append((seconds - long, long))
+            found[function.row, after.row].append((end - begun - long, long))
         for pair, spans in found.items():
             alike = self._alike[pair]
             short = [parts[-1] for mode, parts in alike.items() if mode is not OURS]

@@ -445,7 +445,6 @@ class Swap:
             self.main.offset += seconds
         else:
             self.sampler.add((COMPILING, line), None, seconds)
-            self.main.work += seconds
 
 
 # The trials that are running, outermost first.
