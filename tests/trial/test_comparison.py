@@ -92,6 +92,19 @@ def test_a_wrong_result_is_named_by_path(kind, capsys):
     assert f"{row.function}: {difference}" in capsys.readouterr().out
 
 
+def test_a_wrong_key_is_named_by_its_index():
+    under = Under()
+
+    def step(keys):
+        wrong = jax.random.wrap_key_data(jax.random.key_data(keys).at[1, 1].add(1))
+        return wrong if under.of_eqxjit() else keys
+
+    row, _ = tried(step, jax.random.split(jax.random.key(0), 3))
+    [difference] = row.differences
+    assert difference.startswith("output[1]: array([")
+    assert row.is_wrong
+
+
 def test_a_static_object_of_another_type_is_named():
     under = Under()
 

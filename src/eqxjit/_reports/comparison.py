@@ -129,18 +129,20 @@ def _compare_arrays(ours: Any, theirs: Any, path: str) -> Iterator[Unequal]:
         if values[0] != values[1]:
             yield Unequal(f"{name} of {path}", str(values[0]), str(values[1]))
             return
+    shape, size = ours.shape, ours.size
     if jax.numpy.issubdtype(ours.dtype, jax.dtypes.prng_key):
+        # The data of a key are several numbers.
         ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
     if not getattr(ours, "is_fully_addressable", True):
         return
-    a, b = (np.asarray(each).reshape(-1) for each in (ours, theirs))
+    a, b = np.asarray(ours), np.asarray(theirs)
     if a.tobytes() == b.tobytes():
         return
-    bits = (np.frombuffer(x.tobytes(), np.uint8).reshape(len(a), -1) for x in (a, b))
+    bits = (np.frombuffer(x.tobytes(), np.uint8).reshape(size, -1) for x in (a, b))
     where = int((next(bits) != next(bits)).any(axis=1).argmax())
-    index = ", ".join(map(str, np.unravel_index(where, ours.shape)))
-    found = Unequal(f"{path}[{index}]" if index else path, repr(a[where]), repr(b[where]))
-    yield found._replace(rounding=_rounding(a, b))
+    index = tuple(map(int, np.unravel_index(where, shape)))
+    place = f"{path}[{', '.join(map(str, index))}]" if index else path
+    yield Unequal(place, repr(a[index]), repr(b[index]), _rounding(a.reshape(-1), b.reshape(-1)))
 
 
 def _rounding(a: np.ndarray, b: np.ndarray) -> float | None:
