@@ -2,7 +2,8 @@
 
 Use it for a script that you can't edit. In the script and in the libraries that it uses,
 `equinox.filter_jit` is eqxjit's. JAX and Equinox are imported before the script, so set variables
-that they read at import, such as `JAX_ENABLE_X64`, outside of the script.
+that they read at import, such as `JAX_ENABLE_X64`, outside of the script. If the script sets one,
+a message at the end names it.
 
 With `--report FILE` it also prints a table of what was traced and compiled, on the standard error,
 and writes a page with the reasons (for `.html`) or a Chrome trace (for `.json`). With `--explain`
@@ -18,7 +19,6 @@ import contextlib
 import importlib.machinery
 import importlib.metadata
 import os
-import re
 import runpy
 import sys
 import types
@@ -34,6 +34,10 @@ from ._reports.report import CompileReport, recording
 from ._reports.trial import trial_of_program
 
 _NAME = "python -m eqxjit"
+
+# The prefixes of the variables that JAX, Equinox and eqxjit read when they are imported. XLA reads
+# its own variables later.
+_READ_AT_IMPORT = "JAX_", "EQX_", "EQXJIT_"
 
 
 def main(argv: list[str]) -> None:
@@ -65,6 +69,7 @@ def main(argv: list[str]) -> None:
     # Before a report or a trial, which would print their findings on a program that never ran.
     script = None if chosen.module else _compiled(program)
     with contextlib.ExitStack() as stack:
+        stack.callback(_warn_of_changes, _settings(*_READ_AT_IMPORT))
         if chosen.explain:
             stack.enter_context(explain_retraces())
         if chosen.report is not None:
@@ -137,10 +142,27 @@ def _show_info() -> None:
     for name in ("eqxjit", "equinox", "jax", "jaxlib"):
         print(f"{name}: {importlib.metadata.version(name)}")
     print(f"back end: {why_back_end}")
-    for name in filter(re.compile("EQXJIT_|EQX_|JAX_|XLA_").match, os.environ):
-        print(f"{name}={os.environ[name]}")
+    for name, value in _settings(*_READ_AT_IMPORT, "XLA_").items():
+        print(f"{name}={value}")
     # Last, because JAX raises an error here if it finds no device.
     jax.print_environment_info()
+
+
+def _settings(*prefixes: str) -> dict[str, str]:
+    """Return the environment variables whose names begin with one of these prefixes."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+
+
+def _warn_of_changes(before: dict[str, str]) -> None:
+    """Name the settings that the program has made too late."""
+    after = _settings(*_READ_AT_IMPORT)
+    changed = [name for name, value in after.items() if value != before.get(name)]
+    if changed:
+        print(
+            f"{_NAME}: JAX and Equinox were imported before the program, so they haven't read what"
+            f" it has set: {', '.join(changed)}. Set this outside of the program.",
+            file=sys.stderr,
+        )
 
 
 def _compiled(path: str) -> tuple[importlib.machinery.SourceFileLoader, types.CodeType]:

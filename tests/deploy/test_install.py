@@ -582,6 +582,25 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
     )
 
 
+def test_a_setting_that_comes_too_late_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "os.environ['JAX_ENABLE_X64'] = sys.argv[1]\n"
+        "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
+        "import jax\n"
+        "print(jax.config.jax_enable_x64, jax.device_count())\n"
+    )
+    status, stdout, stderr = python("-m", "eqxjit", "script.py", "1", cwd=tmp_path)
+    assert (status, stdout) == (0, "False 2\n")
+    [line] = stderr.splitlines()
+    assert line.endswith("what it has set: JAX_ENABLE_X64. Set this outside of the program.")
+    # The program finds what it has set.
+    arguments = "-m", "eqxjit", "script.py", "1"
+    result = processes.python(*arguments, cwd=tmp_path, JAX_ENABLE_X64="1")
+    assert (result.stdout, result.stderr) == ("True 2\n", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
