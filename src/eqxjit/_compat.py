@@ -34,13 +34,14 @@ def _private(name: str, fallback: Any = None) -> Any:
 
 
 def _do_nothing(*_: Any) -> Any:
-    # The fallback for functions that only make the output of JAX or eqxjit easier to read.
+    # The fallback for functions on which no result depends: they save memory, or make the output of
+    # JAX easier to read.
     return ()
 
 
 # --- The native back end ----------------------------------------------------------------------
 
-#: Which back end is in use, and why, for `python -m eqxjit --info`.
+#: Which back end is in use and, if it isn't the native one, why. For `python -m eqxjit --info`.
 why_back_end = "native"
 
 #: The module that `native.c` defines; `None` if it isn't built, or with `EQXJIT_NATIVE=0`.
@@ -187,21 +188,21 @@ _trace_ctx = _private("jax._src.core:trace_ctx")
 _eager_constant_folding = _private("jax._src.config:eager_constant_folding")
 _EvalTrace = _private("jax._src.core:EvalTrace")
 _StagingTrace = _private("jax._src.interpreters.partial_eval:DynamicJaxprTrace")
-_can_read_trace = None not in (_trace_ctx, _eager_constant_folding, _EvalTrace, _StagingTrace)
-#: Whether `is_transforming` is also true under `vmap` and `grad`. With the fallback it is not.
-tells_transformations: bool = _can_read_trace
-#: What `is_transforming` reads, for C. They are None with the fallback.
-trace_ctx, EvalTrace = (_trace_ctx, _EvalTrace) if _can_read_trace else (None, None)
+#: Whether JAX's current trace can be read. If not, `is_transforming` is false under `vmap` and
+#: `grad`.
+can_read_trace = None not in (_trace_ctx, _eager_constant_folding, _EvalTrace, _StagingTrace)
+#: What `is_transforming` reads, for C. Both are `None` if the current trace can't be read.
+trace_ctx, EvalTrace = (_trace_ctx, _EvalTrace) if can_read_trace else (None, None)
 
 
 def is_transforming() -> bool:
     """Return whether this code runs under a transformation, such as `jit`, `vmap` or `grad`."""
-    return not isinstance(_trace_ctx.trace, _EvalTrace) if _can_read_trace else is_staging()
+    return not isinstance(_trace_ctx.trace, _EvalTrace) if can_read_trace else is_staging()
 
 
 def is_staging() -> bool:
     """Return whether an operation on constants would be recorded in a jaxpr right now."""
-    if not _can_read_trace:
+    if not can_read_trace:
         return isinstance(jnp.array(1) + 1, Tracer)
     trace = _trace_ctx.trace
     # The traces of `vmap` and `grad` pass operations on constants to their parent trace. The trace
@@ -495,7 +496,7 @@ def weak_lowering(lowered: Any) -> Callable[[], Any]:
         return weakref.ref(lowered._lowering)
     except (AttributeError, TypeError):
         # The memory of the compiled program, and its callbacks, are then unknown.
-        return _do_nothing
+        return lambda: None
 
 
 def memory_of(lowering: Any) -> tuple[int, ...] | None:

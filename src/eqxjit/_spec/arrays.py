@@ -27,12 +27,12 @@ from jax.core import Tracer
 
 from .._compat import (
     ArrayImpl,
+    can_read_trace,
     copy_in_tracer,
     drop_read_arrays,
     is_cpu_alone,
     is_transforming,
     native,
-    tells_transformations,
     wrapped_by_tracer,
 )
 from .tree import ARRAY_CLASSES, has_tracers
@@ -67,7 +67,7 @@ def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
     must_copy = (
         not is_cpu_alone()
         or is_transforming()
-        or (not tells_transformations and has_tracers(leaves))
+        or (not can_read_trace and has_tracers(leaves))
         # Without `jit` the user's function gets the passed arrays themselves, and may return them.
         or jax.config.jax_disable_jit  # type: ignore[attr-defined]
     )
