@@ -212,6 +212,12 @@ def is_staging() -> bool:
     return not isinstance(trace, _EvalTrace) and not _eager_constant_folding.value
 
 
+def is_jit_disabled() -> bool:
+    """Return whether `jax.disable_jit` is in force."""
+    # Type checkers don't know the attributes of `jax.config`.
+    return jax.config.jax_disable_jit  # type: ignore[attr-defined]
+
+
 @functools.cache
 def is_cpu_alone() -> bool:
     """Return whether all devices of JAX are CPUs. The first call starts JAX's backends."""

@@ -11,10 +11,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 
-from .._compat import CALLBACK_ERROR_NAME, last_runtime_error, runtime_error_text
+from .._compat import (
+    CALLBACK_ERROR_NAME,
+    is_jit_disabled,
+    last_runtime_error,
+    runtime_error_text,
+)
 from .._spec.tree import DICT, MODULE, NODE, FailedLevel, failed_levels, read_node
 from .._text import short
-from .traced import is_jit_disabled
 
 # Finds the user's message in the text of JAX's error. The callback's error holds the message, and
 # then a long explanation.

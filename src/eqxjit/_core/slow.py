@@ -13,7 +13,7 @@ these steps would do.
 import weakref
 from typing import Any, NamedTuple
 
-from .._compat import ArrayImpl, connect, is_transforming, native
+from .._compat import ArrayImpl, connect, is_jit_disabled, is_transforming, native
 from .._fast.make import link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
@@ -24,7 +24,7 @@ from .entry import Call, Entry, Out, Output
 from .errors import drop_unused, raise_clearer
 from .in_flight import call_in_flight
 from .table import Function, fast_path, split_named
-from .traced import is_jit_disabled, new_entry
+from .traced import new_entry
 
 #: With `EQXJIT_SPECIALIZE=0`, all calls take the slow path.
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False

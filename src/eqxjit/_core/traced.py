@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from .._compat import debug_info, is_staging
+from .._compat import debug_info, is_jit_disabled, is_staging
 from .._diagnostics import events, size
 from .._places import CallSite
 from .._spec.tree import combine, count_arrays, has_tracers
@@ -102,11 +102,6 @@ def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
 
 
 size.begin_stacks_at(_run.__code__)
-
-
-def is_jit_disabled() -> bool:
-    """Return whether `jax.disable_jit` is in force."""
-    return jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
 def new_entry(function: Any, spec: Any, n_fun: int) -> Entry:

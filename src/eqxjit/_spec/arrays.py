@@ -31,6 +31,7 @@ from .._compat import (
     copy_in_tracer,
     drop_read_arrays,
     is_cpu_alone,
+    is_jit_disabled,
     is_transforming,
     native,
     wrapped_by_tracer,
@@ -69,7 +70,7 @@ def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
         or is_transforming()
         or (not can_read_trace and has_tracers(leaves))
         # Without `jit` the user's function gets the passed arrays themselves, and may return them.
-        or jax.config.jax_disable_jit  # type: ignore[attr-defined]
+        or is_jit_disabled()
     )
     result = [*leaves]
     waits = False
