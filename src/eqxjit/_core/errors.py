@@ -114,16 +114,6 @@ def raise_instead(clearer: BaseException | None, cause: BaseException | None = N
         del clearer, cause
 
 
-def drop_unused(call: Any) -> None:
-    """Drop the entry of a call that raised, if no trace of the entry has completed.
-
-    Otherwise the useless entry would count towards `maxsize`, and might displace a useful entry.
-    """
-    entry, table = call.entry, call.function.table
-    if not hasattr(entry, "out") and table.entries.get(entry.spec) is entry:
-        table.drop(entry.spec)
-
-
 def raise_clearer(error: BaseException, call: Any) -> None:
     """Raise a clearer error than the one that a call raised, if there is a clearer error."""
     __tracebackhide__ = True

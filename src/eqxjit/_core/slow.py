@@ -21,7 +21,7 @@ from .._spec.arrays import passed, wait_for
 from .._spec.tree import Spec, combine, has_tracers
 from .._text import suppressed, switch
 from .entry import Call, Entry, Out, Output
-from .errors import drop_unused, raise_clearer
+from .errors import raise_clearer
 from .in_flight import call_in_flight
 from .table import Function, fast_path, split_named
 from .traced import new_entry
@@ -83,11 +83,21 @@ class ending:
         call = self._call
         try:
             if error is not None:
-                drop_unused(call)
+                _drop_unused(call)
                 raise_clearer(error, call)
         finally:
             # At the end of the call, because the log shows how long JAX took for the whole call.
             call.function.table.history.finish(call)
+
+
+def _drop_unused(call: Call) -> None:
+    """Drop the entry of a call that raised, if no trace of the entry has completed.
+
+    Otherwise the useless entry would count towards `maxsize`, and might displace a useful entry.
+    """
+    entry, table = call.entry, call.function.table
+    if not hasattr(entry, "out") and table.entries.get(entry.spec) is entry:
+        table.drop(entry.spec)
 
 
 def run(call: Call) -> Any:
