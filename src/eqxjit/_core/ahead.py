@@ -24,8 +24,7 @@ def stage(
     `action` selects what JAX does with the jitted function, such as `lower`. Nothing is run.
     """
     __tracebackhide__ = True
-    # Unlike in a call, a `ShapeDtypeStruct` is accepted in place of an array.
-    call = handler.make_call(args, kwargs, (jax.ShapeDtypeStruct,), is_staged=True)
+    call = handler.make_call(args, kwargs, is_staged=True)
     with ending(call):
         staged = call_in_flight(call, action(call.entry.jitted), *call.flat)
         if isinstance(staged, jax.stages.Lowered):

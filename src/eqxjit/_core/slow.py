@@ -13,6 +13,8 @@ these steps would do.
 import weakref
 from typing import Any, NamedTuple
 
+import jax
+
 from .._compat import ArrayImpl, connect, is_jit_disabled, is_transforming, native
 from .._fast.make import link
 from .._fast.writer import TooLarge, Writer
@@ -48,16 +50,17 @@ def bind_and_split(
     function: Function,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    more_arrays: tuple[type, ...] = (),
+    is_staged: bool = False,
 ) -> BoundArguments:
     """Bind the arguments of a call and split them. An error names the argument at fault.
 
-    Objects of the classes `more_arrays` count as arrays.
+    If `is_staged`, a `ShapeDtypeStruct` may stand for an array.
     """
     __tracebackhide__ = True
     signature = function.signature
     args, kwargs = signature.bind(args, kwargs)
     named = lambda: signature.named(args, kwargs)  # noqa: E731
+    more_arrays = (jax.ShapeDtypeStruct,) if is_staged else ()
     spec, arrays, statics = split_named((args, kwargs), named, True, more_arrays)
     return BoundArguments(args, kwargs, spec, arrays, statics)
 
@@ -220,18 +223,15 @@ class CallHandler:
             raise
 
     def make_call(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        more_arrays: tuple[type, ...] = (),
-        is_staged: bool = False,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_staged: bool = False
     ) -> Call:
         """Return the `Call` for these arguments. An error names the argument at fault.
 
-        Objects of the classes `more_arrays` count as arrays.
+        If `is_staged`, the function is only lowered or exported, so a `ShapeDtypeStruct` may stand
+        for an array.
         """
         __tracebackhide__ = True
-        bound = bind_and_split(self.function, args, kwargs, more_arrays)
+        bound = bind_and_split(self.function, args, kwargs, is_staged)
         entry = self.entry_of(bound.spec)
         return Call(self.function, self.fun_arrays, *bound, entry, is_staged)
 
