@@ -33,9 +33,6 @@ class TracedFunction:
 
     When JAX calls it, it combines the arguments of the call in flight, and calls the user's
     function with them.
-
-    - `entry_ref`: a weak reference to the entry. The traced function refers to nothing of the
-        user's, because JAX keeps it for longer than the user keeps the function.
     """
 
     # Set on the class, because JAX reads the signature often, and `inspect` is slow to compute it.
@@ -43,7 +40,9 @@ class TracedFunction:
 
     def __init__(self, name: str, site: CallSite | None, entry: Entry):
         self.__name__ = self.__qualname__ = name
-        self.entry_ref = weakref.ref(entry)
+        # A weak reference, because JAX keeps traced functions for longer than users keep their own
+        # functions. So a traced function must refer to nothing of the user's.
+        self._entry_ref = weakref.ref(entry)
         self._source = name
         self._debug_info: Any = None
         if site is not None:
@@ -56,45 +55,49 @@ class TracedFunction:
     def __fun_debug_info__(self) -> Any:
         """The names of the function and its arguments, for JAX; `None` to let JAX name them."""
         if self._debug_info is None:
-            entry = self.entry_ref()
-            call = None if entry is None else in_flight(entry)
+            call = self._call_in_flight()
             if call is not None:
                 self._debug_info = debug_info(self._source, call.array_paths)
         return self._debug_info
 
+    def _call_in_flight(self) -> Call | None:
+        """Return this thread's innermost call in flight of the entry; `None` without one."""
+        entry = self._entry_ref()
+        return None if entry is None else in_flight(entry)
+
     def __call__(self, *leaves: Any) -> Output:
-        entry = self.entry_ref()
-        call = None if entry is None else in_flight(entry)
-        if entry is None or call is None:
+        call = self._call_in_flight()
+        if call is None:
             raise NotInFlight
         is_trace = has_tracers(leaves)
         if not leaves:
             # Without arrays there is no tracer by which to recognise a trace.
             is_trace = is_staging() and not is_jit_disabled()
         if is_trace:
-            return _trace(entry, call, leaves)
+            return _trace(call, leaves)
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced. With
         # `jax_debug_nans`, if a program returned a NaN, JAX calls its function again with arrays
         # instead of tracers.
-        return _run(entry, call, leaves)
+        return _run(call, leaves)
 
 
-def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
+def _trace(call: Call, leaves: Sequence[Any]) -> Output:
     """Run the user's function on tracers, and record that as a trace of the call."""
     call.is_traced = False
     # `tracing` raises if the function has reached its `max_traces`.
     with call.function.table.history.tracing(call) as call.trace:
-        output = _run(entry, call, leaves)
+        output = _run(call, leaves)
     call.is_traced = True
-    if entry.hides_donation_warning:
+    if call.entry.hides_donation_warning:
         donation.hide_warning()
     return output
 
 
-def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
+def _run(call: Call, leaves: Sequence[Any]) -> Output:
     """Run the user's function on these arrays and on the static objects of the call in flight."""
     # Equinox looks for this name on the stack to find where a jitted function begins.
     __equinox_jit_id__ = b"eqxjit"  # noqa: F841
+    entry = call.entry
     n = entry.n_arrays - entry.n_fun
     fun = call.function.combine(leaves[n:])
     args, kwargs = combine(call.spec, iter(leaves[:n]), iter(call.statics))
