@@ -8,8 +8,7 @@ import pytest
 import eqxjit
 from eqxjit._compat import Dispatcher
 from eqxjit._core.slow import combine_output
-from eqxjit._core.table import fast_path
-from eqxjit._fast.make import PythonFast, link
+from eqxjit._fast.make import PythonFast, fast_path, link
 from eqxjit._spec.tree import combine
 from tests.support import inside
 

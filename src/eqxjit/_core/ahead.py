@@ -9,11 +9,10 @@ import jax
 from .._compat import Dispatcher, connect
 from .._diagnostics import events
 from .._diagnostics.differences import OF_ARRAYS, differences
-from .._fast.make import link
+from .._fast.make import fast_path, link
 from .entry import Call, Entry, Program
 from .in_flight import call_in_flight
 from .slow import CallHandler, ending, lower_again
-from .table import fast_path
 
 
 def stage(

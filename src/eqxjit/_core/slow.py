@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from .._compat import ArrayImpl, connect, is_jit_disabled, is_transforming, native
-from .._fast.make import link
+from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
 from .._spec.arrays import passed, wait_for
@@ -25,7 +25,7 @@ from .._text import suppressed, switch
 from .entry import Call, Entry, Out, Output
 from .errors import raise_clearer
 from .in_flight import call_in_flight
-from .table import Function, fast_path, split_named
+from .table import Function, split_named
 from .traced import new_entry
 
 #: With `EQXJIT_SPECIALIZE=0`, all calls take the slow path.

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from .._compat import MISSING, native
+from .._compat import MISSING
 from .._diagnostics.history import History
-from .._fast.make import PythonFast
 from .._fast.signature import Signature
-from .._fast.writer import TooLarge
 from .._places import Place, place_of, wrapped_by
 from .._spec.static_key import changeable_keys, referents, static_key
-from .._spec.tree import DICT, Parts, Spec, combine, split
+from .._spec.tree import Parts, Spec, combine, split
 from .._text import short
 from .entry import Entry
 from .errors import raise_instead, split_error
@@ -223,36 +221,6 @@ class Table:
             hits = self.n_hits + sum([fast.hits for fast in self.fasts[:]])
             hits += sum([entry.n_hits for entry in [*self.entries.values()]])
         return CacheInfo(len(self.entries), self.history.n_traces, self.options.maxsize, hits)
-
-
-def fast_path(call: Any) -> Any | None:
-    """Return a fast path for calls like this one, which the slow path has run.
-
-    `None` if a fast path can't serve such calls. The fast path may not match this very call any
-    more, because its function may have changed an argument in place. The slow path then serves the
-    next such call, too.
-    """
-    entry = call.entry
-    args_spec, kwargs_spec = call.spec[3:]
-    if kwargs_spec[0] != DICT:
-        # `kwargs` isn't a plain dict of strings, because the name of a keyword argument is an
-        # object of a subclass of `str`. The guards don't know such dicts.
-        return None
-    if native is not None:
-        return native.Fast(
-            entry,
-            entry.jitted,
-            args_spec,
-            kwargs_spec,
-            entry.outs,
-            len(call.statics),
-            entry.n_arrays,
-            entry.n_fun,
-        )
-    try:
-        return PythonFast(call.function, entry)
-    except TooLarge:
-        return None
 
 
 # --- Functions ------------------------------------------------------------------------------------

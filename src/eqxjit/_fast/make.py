@@ -17,8 +17,8 @@ from .._compat import (
 )
 from .._spec.arrays import passed, wait_for
 from .._spec.static_key import Opaque, same
-from .._spec.tree import ARRAY, ARRAY_CLASSES, is_array
-from .writer import Writer, is_for_slow_path, is_repeated
+from .._spec.tree import ARRAY, ARRAY_CLASSES, DICT, is_array
+from .writer import TooLarge, Writer, is_for_slow_path, is_repeated
 
 if native is not None:
     # C compares with these objects, and calls them.
@@ -100,6 +100,36 @@ class PythonFast:
         call.__name__ = function.signature.name
         call.__qualname__ = function.signature.called
         return call
+
+
+def fast_path(call: Any) -> Any | None:
+    """Return a fast path for calls like this one, which the slow path has run.
+
+    `None` if a fast path can't serve such calls. The fast path may not match this very call any
+    more, because its function may have changed an argument in place. The slow path then serves the
+    next such call, too.
+    """
+    entry = call.entry
+    args_spec, kwargs_spec = call.spec[3:]
+    if kwargs_spec[0] != DICT:
+        # `kwargs` isn't a plain dict of strings, because the name of a keyword argument is an
+        # object of a subclass of `str`. The guards don't know such dicts.
+        return None
+    if native is not None:
+        return native.Fast(
+            entry,
+            entry.jitted,
+            args_spec,
+            kwargs_spec,
+            entry.outs,
+            len(call.statics),
+            entry.n_arrays,
+            entry.n_fun,
+        )
+    try:
+        return PythonFast(call.function, entry)
+    except TooLarge:
+        return None
 
 
 def native_enabled() -> bool:
