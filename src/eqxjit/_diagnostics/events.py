@@ -17,7 +17,6 @@ import jax
 
 from .._compat import CACHE_HIT_EVENT, COMPILING_EVENT, LOWERING_EVENT, TRACING_EVENT
 from . import waiting
-from .log import logger
 from .record import COMPILING, LOWERING, TRACING, TraceRecord
 
 _PHASES = {TRACING_EVENT: TRACING, LOWERING_EVENT: LOWERING, COMPILING_EVENT: COMPILING}
@@ -56,11 +55,11 @@ def tracing(record: TraceRecord, name: str) -> Iterator[None]:
     `name` is the function's name in JAX.
     """
     start = time.perf_counter()
-    _begin(TRACING, record)
+    waiting.begin(TRACING, record)
     try:
         yield
     finally:
-        _end(TRACING, record)
+        waiting.end(TRACING, record)
     record.seconds.tracing += time.perf_counter() - start
     _notify(record.function, TRACING, record.seconds.tracing, False, record)
     _thread.traced[name] = record
@@ -81,39 +80,13 @@ def stop_counting(name: str) -> None:
     """From now on, add the time of JAX's work under a name to no trace."""
     _thread.traced.pop(name, None)
     # JAX may not report the end of a phase that was interrupted.
-    _end(LOWERING)
-    _end(COMPILING)
+    waiting.end(LOWERING)
+    waiting.end(COMPILING)
 
 
 def has_recompiled(call: Any) -> bool:
     """Return whether JAX has compiled a program again in a call, without a trace."""
     return _thread.recompiled() is call
-
-
-def _begin(phase: str, record: TraceRecord) -> None:
-    """Have the watcher warn if a phase that begins now takes long."""
-    thread = threading.get_ident()
-    current = waiting.under_way.get(thread)
-    # A phase within a trace is a part of that trace.
-    if current is None or current.name != TRACING:
-        waiting.under_way[thread] = waiting.Phase(phase, record)
-    # The watcher ends when nothing is under way, and isn't there in a forked process.
-    if not waiting.watcher.is_alive():
-        waiting.watcher = threading.Thread(target=waiting.watch, name="eqxjit", daemon=True)
-        waiting.watcher.start()
-
-
-def _end(phase: str, record: TraceRecord | None = None) -> None:
-    """Stop watching this thread's phase, if it is this phase (of this record, if one is given).
-
-    If there was a warning that the phase takes long, log how long it took.
-    """
-    current = waiting.under_way.get(threading.get_ident())
-    if current is not None and current.name == phase and record in (None, current.record):
-        del waiting.under_way[threading.get_ident()]
-        if current.n_warnings:
-            seconds = time.perf_counter() - current.begun
-            logger.warning("`%s`: %s took %.3g s.", current.record.function, phase, seconds)
 
 
 def _notify(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
@@ -171,7 +144,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     elif phase is not None:
         record = _record_named(_name_in(fun_name))
         if record is not None:
-            _begin(phase, record)
+            waiting.begin(phase, record)
 
 
 def _on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
@@ -180,7 +153,7 @@ def _on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -
     if phase == TRACING:
         _note_trace(name, duration_secs)
     elif phase is not None:
-        _end(phase)
+        waiting.end(phase)
         record = _record_named(name)
         from_cache = False
         if phase == COMPILING:

@@ -57,18 +57,47 @@ class Phase:
         )
 
 
-#: The outermost phase of each thread, by the thread's number.
-under_way: dict[int, Phase] = {}
-#: The thread that runs `watch`. It ends when no phase is under way. A later phase starts a new one.
+# The outermost phase of each thread, by the thread's number.
+_under_way: dict[int, Phase] = {}
+#: The thread that runs `_watch`. It ends when no phase is under way. A later phase starts a new
+#: one.
 watcher = threading.Thread()
 
 
-def watch() -> None:
+def begin(phase: str, record: TraceRecord) -> None:
+    """Have the watcher warn if a phase that begins now in this thread takes long."""
+    global watcher
+    thread = threading.get_ident()
+    current = _under_way.get(thread)
+    # A phase within a trace is a part of that trace.
+    if current is None or current.name != TRACING:
+        _under_way[thread] = Phase(phase, record)
+    # The watcher ends when nothing is under way, and isn't there in a forked process.
+    if not watcher.is_alive():
+        watcher = threading.Thread(target=_watch, name="eqxjit", daemon=True)
+        watcher.start()
+
+
+def end(phase: str, record: TraceRecord | None = None) -> None:
+    """Stop watching this thread's phase, if it is this phase (of this record, if one is given).
+
+    If there was a warning that the phase takes long, log how long it took.
+    """
+    thread = threading.get_ident()
+    current = _under_way.get(thread)
+    if current is not None and current.name == phase and record in (None, current.record):
+        del _under_way[thread]
+        if current.n_warnings:
+            seconds = time.perf_counter() - current.begun
+            logger.warning("`%s`: %s took %.3g s.", current.record.function, phase, seconds)
+
+
+def _watch() -> None:
     """Warn of phases that take long, until no phase is under way."""
-    while under_way:
+    while _under_way:
         # Sleep rather than wait for an event: setting one would cost the tracing thread time.
         time.sleep(min(1.0, BOUNDS[0] / 4))
-        for thread, phase in [*under_way.items()]:
+        for thread, phase in [*_under_way.items()]:
             # An error in one warning must not end the watch over the other threads. It may come
             # from a program of a release of JAX that we can't read, or from a log handler. It can't
             # come from a signal handler, because these run in the main thread only.
