@@ -322,10 +322,9 @@ def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:
     return [function.__code__ for function in (fun, *functions)]
 
 
-def is_jax(fun: Any) -> TypeGuard[types.FunctionType]:
+def is_jax_function(value: Any) -> TypeGuard[types.FunctionType]:
     """Return whether a value is a Python function that is defined in a file of JAX."""
-    is_function = isinstance(fun, types.FunctionType)
-    return is_function and fun.__code__.co_filename.startswith(_JAX_FILES)
+    return isinstance(value, types.FunctionType) and is_jaxs(value.__code__.co_filename)
 
 
 def transformation_of(fun: types.FunctionType) -> str:
@@ -338,6 +337,6 @@ def transformation_of(fun: types.FunctionType) -> str:
     for code in _codes_in(fun):
         # The function that JAX's transformation returns is nested in it: `vmap.<locals>.vmap_f`.
         name, _, rest = code.co_qualname.partition(".")
-        if rest and hasattr(jax, name) and code.co_filename.startswith(_JAX_FILES):
+        if rest and hasattr(jax, name) and is_jaxs(code.co_filename):
             return name
     return ""

@@ -17,7 +17,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
 from .._compat import fields_of
 from .._core.wrapper import JitFunction, register_partial
-from .._places import captured, is_jax, is_users
+from .._places import captured, is_jax_function, is_users
 from .._spec.tree import ARRAY_CLASSES
 
 
@@ -79,11 +79,9 @@ def opened(value: Any) -> Any:
     """
     if type(value) is types.MethodType and isinstance(value.__self__, eqx.Module):
         return Partial(value.__func__, value.__self__)
-    if not (type(value) is functools.partial or is_jax(value)) or not captured_bytes([value]):
-        return value
-    if type(value) is functools.partial:
+    if type(value) is functools.partial and captured_bytes([value]):
         return Partial(value.func, *value.args, **value.keywords)
-    if is_jax(value):
+    if is_jax_function(value) and captured_bytes([value]):
         called = {name: content for name, content in captured(value) if callable(content)}
         if called:
             # `None` in the shell, because the shell must not keep the original model alive.
