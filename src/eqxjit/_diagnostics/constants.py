@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Var
 
 from .._compat import fields_of, stack_of, traceback_of
 from .._places import captured, is_users, is_users_module, line_of, location, wrapped_by
+from .._spec.static_key import items_of
 from .._spec.tree import ARRAY_CLASSES
 from .._text import bytes_text, short
 from .description import array_text
@@ -176,8 +177,7 @@ class _Names:
             items = dict.items(value)
             self._add_contents(name, [(f"[{short(key)}]", each) for key, each in items])
         elif issubclass(cls, (tuple, list)):
-            # Not `[*value]`, because `__iter__` of a subclass may be code of the user's.
-            items = [*(tuple if issubclass(cls, tuple) else list).__iter__(value)]
+            items = items_of(value)
             suffixes = [f".{key}" for key in getattr(cls, "_fields", ())]
             if len(suffixes) != len(items):
                 suffixes = [f"[{i}]" for i in range(len(items))]

@@ -29,7 +29,7 @@ from .._places import (
     is_users_module,
     transformation_of,
 )
-from .._spec.static_key import CONSTANTS, IdentityRef, Static, referents, static_key
+from .._spec.static_key import CONSTANTS, IdentityRef, Static, items_of, referents, static_key
 from .._spec.tree import ARRAY, ARRAY_CLASSES, NODE, is_array, read_node, split
 from .._text import counted, short
 
@@ -371,10 +371,7 @@ def _children(spec: Any, value: Any) -> _Children | None:
     if issubclass(cls, dict):
         found = [(f"[{short(key)}]", dict.get(value, key)) for key in names or [*dict.keys(value)]]
     elif issubclass(cls, (tuple, list)):
-        # By the `__iter__` of the base class, as in `split`. A list is copied first, because
-        # another thread may change it meanwhile.
-        base = tuple if issubclass(cls, tuple) else list
-        items = [*base.__iter__(value)]
+        items = items_of(value)
         fields = getattr(cls, "_fields", ())
         suffixes = [f".{name}" for name in fields] or [f"[{i}]" for i in range(len(items))]
         found = [*zip(suffixes, items, strict=False)]
@@ -512,8 +509,7 @@ def _arrays_in(tree: Any) -> list[Any]:
         elif issubclass(cls, dict):
             pending.extend(dict.values(value))
         elif issubclass(cls, (tuple, list)):
-            base: Any = tuple if issubclass(cls, tuple) else list
-            pending.extend(base.__iter__(value))
+            pending.extend(items_of(value))
     return arrays
 
 

@@ -234,11 +234,18 @@ def _bits(value: float) -> bytes:
     return struct.pack("d", math.nan if math.isnan(value) else value)
 
 
+def items_of(value: Any) -> list[Any]:
+    """Return the items of a tuple or list, without the `__iter__` that a subclass may define.
+
+    Such an `__iter__` is code of the user's, and may yield other items than those that the
+    inherited `==` compares.
+    """
+    base: Any = tuple if issubclass(type(value), tuple) else list
+    return [*base.__iter__(value)]
+
+
 def _items(value: Any, n_left: list[int]) -> Hashable:
-    # Not `[*value]`, because a subclass may define an `__iter__` that yields other items than those
-    # that the inherited `==` compares.
-    base: Any = tuple if isinstance(value, tuple) else list
-    return (ITEMS, type(value), None, *_keys([*base.__iter__(value)], n_left))
+    return (ITEMS, type(value), None, *_keys(items_of(value), n_left))
 
 
 def _pairs(value: dict[Any, Any], n_left: list[int]) -> Hashable:
