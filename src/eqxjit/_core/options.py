@@ -50,7 +50,8 @@ class Options(NamedTuple):
     jit_arguments: tuple[tuple[str, Any], ...] = ()
 
 
-_OURS = "donate", "block", "maxsize", "max_traces"
+# The options of `filter_jit` that are no options of `jax.jit`.
+_OURS = Options._fields[:-1]
 _WAYS_TO_DONATE = get_args(Donate)
 
 

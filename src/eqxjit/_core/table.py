@@ -258,7 +258,7 @@ class Function:
         self.options = options
         self.keeps_arrays = table is not None
         # A wrapper is a pytree node with this object as its metadata, so JAX compares it.
-        self.key = options[:4], static_key(options.jit_arguments), spec
+        self.key = options[:-1], static_key(options.jit_arguments), spec
         # Read the signature only if there is no table yet. To read it takes longer than a call, and
         # much code wraps the function anew for each call. A frozen function passes a table of its
         # own, because the key of a shared table would keep the frozen arrays alive.
