@@ -144,6 +144,10 @@ def has_generated_new(kind: type) -> bool:
 #: `flatten_one_level(node)` returns `(children, metadata)`, and `None` for a leaf.
 flatten_one_level: Callable[[Any], tuple[Any, Any] | None] = default_registry.flatten_one_level
 
+#: `flatten_one_level_with_keys(node)` returns the same, but with a pair of a key and a child in the
+#: place of each child.
+flatten_one_level_with_keys: Callable[[Any], Any] = default_registry.flatten_one_level_with_keys
+
 _LEAF = tree_structure(0)
 
 

@@ -19,13 +19,14 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import default_registry, keystr, tree_structure
+from jax.tree_util import keystr, tree_structure
 from jaxtyping import PyTree
 
 from .._compat import (
     ArrayImpl,
     fields_of,
     flatten_one_level,
+    flatten_one_level_with_keys,
     has_generated_new,
     registered_nodes,
     unflatten_node,
@@ -369,6 +370,6 @@ def read_node(value: Any) -> tuple[list[str], list[Any], Any]:
 
     The label of a child is what its path adds to the path of the node, such as `.weight`.
     """
-    keyed, metadata = default_registry.flatten_one_level_with_keys(value)  # type: ignore[misc]
+    keyed, metadata = flatten_one_level_with_keys(value)
     keyed = [*keyed]
     return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed], metadata
