@@ -10,7 +10,7 @@ and writes a page with the reasons (for `.html`) or a Chrome trace (for `.json`)
 the log says why functions were traced again.
 
 With `--trial` it compares results with those of Equinox's `filter_jit`, and prints how much faster
-calls are and which lines take the time; `--trial=FILE.html` writes a page. It ends with status 1 if
+calls are and which lines take the time; `--trial=FILE.html` writes a page. The exit status is 1 if
 results differ.
 """
 
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
         parser.error(f"{program!r} isn't a script; a page is written by `--trial=FILE`, with `=`")
     sys.argv = [program, *chosen.arguments]
     sys.excepthook = _show_error
-    # Before a report or a trial, which would print their findings on a program that never ran.
+    # The script is read before a report or a trial begins. If it can't be read, they print nothing.
     script = None if chosen.module else _compiled(program)
     with contextlib.ExitStack() as stack:
         stack.callback(_warn_of_changes, _settings(*_READ_AT_IMPORT))
@@ -124,7 +124,7 @@ def _reported(path: str) -> Iterator[None]:
             yield
         finally:
             report.save(path)
-            # On the standard error, so that it is apart from what the program prints.
+            # Printed on the standard error, apart from what the program prints.
             print(f"{report}\nThe report is in {path}.", file=sys.stderr)
 
 

@@ -138,9 +138,10 @@ class _Twin:
     __slots__ = ("donate", "jitted", "wrapper")
 
     def __init__(self, wrapper: Any, source: "_Twin | str | None"):
-        """`source` is the attribute that the wrapper has from an earlier one; `None` without one.
+        """`source` is what the wrapper holds under `_ATTRIBUTE`; `None` if it holds nothing.
 
-        A copy has the twin of the original. A deep copy, and what was pickled, have its `donate`.
+        A copy of a wrapper holds the twin of the original. A deep copy, or an unpickled wrapper,
+        holds the `donate` of that twin.
         """
         key = id(wrapper)
         self.wrapper = _twinned[key] = weakref.ref(wrapper, lambda _: _twinned.pop(key, None))

@@ -235,6 +235,7 @@ _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDicti
 def _from_skeleton(tree: Any, members: Members) -> Layout:
     """Return the layout of a tree that has types in the places of its arrays."""
     spec, types, statics = split(tree, False, (Type,))
+    # The native `Static` computes the hash of its key only once.
     key = Static((spec, tuple(types), members))
     return _layouts.setdefault(key, Layout(key, spec, statics, tuple(types), members))
 

@@ -228,6 +228,7 @@ class SavedFunction:
     def _describe(self, spec: Spec, types: Sequence[Type], statics: Sequence[Any]) -> Description:
         """Describe arguments, given by their spec, the types of arrays, and static objects."""
         args, kwargs = combine(spec, iter(types), iter(statics))
+        # `None` stands for the first argument: the arrays in the file, which aren't described.
         named = self._signature.named((None, *args), kwargs)[1:]
         specs = [*spec[3][3:], *spec[4][3:]]
         pairs = zip(named, specs, strict=True)

@@ -141,8 +141,9 @@ def is_for_slow_path(error: BaseException) -> bool:
 def is_repeated(error: BaseException) -> bool:
     """Return whether an error only says that arguments can't be bound and split once more.
 
-    Such an error comes after that of the call itself, when the arguments are split for the handler.
-    It is dropped, because the error of the call matters more. The error of a signal handler is not.
+    After a call has failed, its arguments are bound and split once more, for the handler. An error
+    of that is dropped, because the error of the call matters more. But an error that a signal
+    handler raises meanwhile is never dropped.
     """
     return isinstance(error, Exception) and not comes_from_signal_handler(error)
 

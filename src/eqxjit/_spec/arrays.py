@@ -95,11 +95,11 @@ def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
 
 
 def _copy_small_in_python(leaves: list[Any], n_bytes: int) -> list[int]:
-    """Copy the NumPy arrays in a list that have fewer bytes.
+    """Replace each NumPy array in a list by a copy, if the array has fewer than `n_bytes` bytes.
 
-    Return the indices of all other NumPy arrays, and of tracers. The C function of this name leaves
-    arrays alone that JAX copies itself. In Python, finding out whether JAX copies an array takes
-    longer than copying the array.
+    Return the indices of the leaves that are left to the caller, such as large NumPy arrays and
+    tracers. `copy_small` in `native.c` doesn't copy an array that JAX copies anyway. In Python,
+    finding that out takes longer than copying the array.
     """
     undecided = []
     for i, leaf in enumerate(leaves):
