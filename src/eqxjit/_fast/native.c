@@ -55,7 +55,7 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 #define HEAD 3
 #define KIND(spec) PyLong_AsLong(PyTuple_GET_ITEM(spec, 0))
 
-/* The names of methods and attributes that this file looks up, and of the mode in which it logs calls. */
+/* The names of methods and attributes that this file looks up, and `ours`, the mode in which it logs calls. */
 #define NAMES(DO)                                                                                          \
     DO(failed_fast) DO(finish_fast) DO(make_matched_call) DO(block_until_ready) DO(entry)                  \
     DO(hash) DO(value) DO(identity_suffices) DO(content) DO(dtype) DO(isnative) DO(copy)                   \
@@ -425,7 +425,7 @@ typedef struct {
     Py_ssize_t n_statics; /* how many static objects the arguments have */
     long long hits;        /* how many calls this fast path has served */
     long long hits_before; /* the value of `hits` when the table last looked */
-    Way last_difference;   /* what didn't match when this fast path was last tried in vain */
+    Way last_difference;   /* the way to the first part that didn't match in the last call that didn't match */
 } Fast;
 
 /* A wrapper. Its fields are NULL until `connect` sets them, except those that `dispatcher_new` and `intercept` set. */
@@ -478,7 +478,7 @@ static inline int guard_child(Walk *walk, Guard guard, PyObject *spec, PyObject 
     return matches;
 }
 
-/* Notes that the child at an index, or the argument, doesn't match. */
+/* Adds a step to the way to the part that doesn't match: the index of a child, or of the argument. */
 static inline void note_difference(Walk *walk, Py_ssize_t i) {
     Way *way = &walk->difference;
     if (way->n < N_STEPS) way->steps[way->n] = i;
@@ -1053,9 +1053,10 @@ static PyObject *child_of(PyObject *spec, PyObject *value, Py_ssize_t i) {
     return child;
 }
 
-/* Matches the part in which the last call differed that the fast path didn't match. Returns 0 only if this part differs
-   again, so 1 doesn't tell that it matches. If calls of several structures come in turn, they often differ in one part
-   only. With this comparison, most fast paths needn't walk through all that comes before it. */
+/* Compares one part of a call: the part in which the last call differed that this fast path rejected. Returns 0 if this
+   call differs there, too. If it returns 1, the part may match or not, because its children aren't compared. If calls of
+   several structures come in turn, they often differ in one part only. Most fast paths then reject a call here, without
+   a walk through all that comes before that part. */
 static int match_last_difference(Walk *walk, InFlight *call) {
     /* A copy, because the user's code may call the function, and so change it. */
     Way way = walk->fast->last_difference;
@@ -1390,8 +1391,8 @@ static int runs_alone(State *state) {
     return is_eval;
 }
 
-/* Returns the function that an interceptor stands for if its next call needs only to be logged, or NULL, which may
-   be because of an error. `tried` and `n_due` are explained in _reports. */
+/* Returns the function that an interceptor stands for if its next call needs only to be logged, or else NULL, maybe
+   with an error set. `tried` is explained in _reports/swap.py, and `n_due` in _reports/tried.py. */
 static PyObject *function_to_log(State *state, PyObject *interceptor) {
     PyObject *tried = PyObject_GetAttr(interceptor, state->tried);
     if (tried == NULL || tried == Py_None) {
@@ -1453,7 +1454,8 @@ static int call_logged(Dispatcher *self, Log *log, PyObject *interceptor, InFlig
     if (begun + log->offset >= log->logs_until) return 0;
     PyObject *function = function_to_log(self->state, interceptor);
     if (function == NULL) return PyErr_Occurred() != NULL;
-    /* From here on, ticks of the trial's timer count for the call. `runs_alone` runs JAX's code, in which one may come. */
+    /* From here on, ticks of the trial's timer count for the call. A tick may come in `runs_alone`, which runs JAX's
+       code. */
     log->is_inside = 1;
     int is_made = runs_alone(self->state);
     if (is_made > 0) {
