@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 
 from ._compat import exclude_from_locations, exclude_from_tracebacks
-from ._text import comes_from_signal_handler
+from ._signals import comes_from_signal_handler
 
 #: The prefix of the file names of generated functions, as if it were the folder of a package.
 GENERATED_FOLDER = "<eqxjit>"

@@ -13,6 +13,7 @@ ROOT = pathlib.Path(eqxjit.__file__).parent
 LAYERS = [
     *(
         "_native",
+        "_signals",
         "_text",
         "_html",
         "_compat",

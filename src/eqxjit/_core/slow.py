@@ -19,9 +19,10 @@ from .._compat import ArrayImpl, connect, is_jit_disabled, is_transforming, nati
 from .._fast.make import fast_path, link
 from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
+from .._signals import suppressed
 from .._spec.arrays import passed, wait_for
 from .._spec.tree import Spec, combine, has_tracers
-from .._text import suppressed, switch
+from .._text import switch
 from .entry import Call, Entry, Out, Output
 from .errors import raise_clearer
 from .in_flight import call_in_flight

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .._places import CallSite, Place
-from .._text import short, suppressed
+from .._signals import suppressed
+from .._text import short
 from .constants import CapturedArray, constants_of
 from .description import UNKNOWN, Description
 from .differences import Difference, differences, differences_of_functions, distance

@@ -20,6 +20,7 @@ import numpy as np
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import GENERATED_FOLDER, trim
+from .._signals import comes_from_signal_handler
 from .._spec.arrays import passed, wait_for
 from .._spec.static_key import ITEMS, THEMSELVES, Static, same
 from .._spec.tree import (
@@ -34,7 +35,7 @@ from .._spec.tree import (
     is_array,
     parts_of,
 )
-from .._text import comes_from_signal_handler, short
+from .._text import short
 from .signature import Signature, absent
 
 #: With more nodes and leaves than this, calls take the slow path, because compiling the source of a

@@ -11,9 +11,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._compat import flatten_one_level
 from .._diagnostics.history import TooManyTracesError
+from .._signals import suppressed
 from .._spec.static_key import static_key
 from .._spec.tree import is_array, read_node
-from .._text import short, suppressed
+from .._text import short
 
 
 class Unequal(NamedTuple):

@@ -21,7 +21,8 @@ from .._diagnostics.size import Program
 from .._diagnostics.trace import Trace, TraceList
 from .._html import block, page, paragraph, table
 from .._places import CallSite
-from .._text import bytes_text, suppressed, times
+from .._signals import suppressed
+from .._text import bytes_text, times
 from .operations import Caller, caller_of
 from .timeline import ReportSpan, chrome_trace, spans_of
 

@@ -20,7 +20,7 @@ import jax
 
 from .._core.wrapper import JitFunction
 from .._places import OUR_FILES, CallSite, is_jaxs, is_users
-from .._text import suppressed
+from .._signals import suppressed
 from .log import Log
 from .timer import Timer
 

@@ -25,7 +25,7 @@ from .._diagnostics.events import listeners
 from .._diagnostics.record import TRACING, TraceRecord
 from .._diagnostics.trace import Trace
 from .._places import CallSite, trim
-from .._text import comes_from_signal_handler, suppressed
+from .._signals import comes_from_signal_handler, suppressed
 from .log import AWAITED, OURS, THEIRS, Log
 from .sampler import COMPILING, Sampler
 from .spans import Spans

@@ -29,9 +29,9 @@ from .._core.wrapper import JitFunction, filter_jit
 from .._diagnostics import waiting
 from .._diagnostics.trace import Trace
 from .._places import CallSite, captured, code_of, place_of, wrapped_by
+from .._signals import comes_from_signal_handler, suppressed
 from .._spec.static_key import interchangeable
 from .._spec.tree import combine, split
-from .._text import comes_from_signal_handler, suppressed
 from .comparison import Unequal, compare, compare_errors
 from .log import AWAITED, OURS, THEIRS
 
