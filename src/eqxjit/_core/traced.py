@@ -38,12 +38,13 @@ class TracedFunction:
     # Set on the class, because JAX reads the signature often, and `inspect` is slow to compute it.
     __signature__ = inspect.signature(lambda *leaves: None)
 
-    def __init__(self, name: str, site: CallSite | None, entry: Entry):
-        self.__name__ = self.__qualname__ = name
+    def __init__(self, entry: Entry, site: CallSite | None):
+        """`site` is where the user's function is defined, if that is known."""
+        self.__name__ = self.__qualname__ = entry.name
         # A weak reference, because JAX keeps traced functions for longer than users keep their own
         # functions. So a traced function must refer to nothing of the user's.
         self._entry_ref = weakref.ref(entry)
-        self._source = name
+        self._source = entry.name
         self._debug_info: Any = None
         if site is not None:
             self._source += f" at {site.filename}:{site.line}"
@@ -114,7 +115,7 @@ def new_entry(function: Any, spec: Any, n_fun: int) -> Entry:
     """
     entry = Entry(spec, function, n_fun)
     # Each entry has a new traced function, because JAX looks up its traces by the function.
-    traced = TracedFunction(entry.name, function.table.history.place.site, entry)
+    traced = TracedFunction(entry, function.table.history.place.site)
     donated = _donated(entry, function)
     jit_arguments = dict(function.options.jit_arguments)
     # Look up `jax.jit` here, not at import, because Equinox replaces it under

@@ -1,7 +1,6 @@
 """`freeze` compiles the arrays of a function into its programs; `load` reads one from a file."""
 
 import dataclasses
-import inspect
 import operator
 from collections.abc import Callable
 from typing import Any, Literal, overload
@@ -198,11 +197,11 @@ def freeze(
         raise TypeError(f"`max_constant_bytes` must be an int; got {short(max_constant_bytes)}.")
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
-    parameters = inspect.Signature(Signature(fun, *names_of(fun)).parameters)
+    signature = Signature(fun, *names_of(fun)).inspected
     try:
-        parameters.bind_partial(*args, **kwargs)
+        signature.bind_partial(*args, **kwargs)
     except TypeError as error:
-        error.add_note(f"`freeze` takes `max_constant_bytes`; {short(fun)} takes `{parameters}`.")
+        error.add_note(f"`freeze` takes `max_constant_bytes`; {short(fun)} takes `{signature}`.")
         raise
     return _frozen("freeze", Partial(fun, *args, **kwargs), options, max_constant_bytes)
 

@@ -82,7 +82,7 @@ class Change(NamedTuple):
     old: Any
     new: Any
     is_users_function: bool
-    is_public_function: bool = False
+    is_public_function: bool
 
     @property
     def holder(self) -> Part | None:

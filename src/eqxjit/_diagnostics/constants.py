@@ -7,7 +7,7 @@ the program. JAX copies it into each program, and XLA may compute with it at com
 import contextlib
 import math
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -49,12 +49,11 @@ class CapturedArray(NamedTuple):
         return f"{name}{self.type} ({bytes_text(self.bytes)}{line})"
 
 
-def note_on(constants: Iterable[CapturedArray]) -> str:
+def note_on(constants: Sequence[CapturedArray]) -> str:
     """Return a note that says what to do about captured arrays; empty if they are small.
 
     `constants` are all captured arrays of a program, the largest first.
     """
-    constants = [*constants]
     if sum([each.bytes for each in constants]) < MANY_BYTES:
         return ""
     large = [each for each in constants if each.bytes * 10 >= constants[0].bytes][:3]

@@ -210,11 +210,11 @@ WRAPPERS: set[type] = set()
 UNKNOWN = Description([Row("...", Part("unknown", ""))])
 
 
-def describe(call: Any, like: Description = UNKNOWN) -> Description:
+def describe(call: Any, like: Description) -> Description:
     """Describe the arguments of a call, and the arrays of its function.
 
-    `like` is the description of a different call with the same entry. It saves time, because the
-    two calls can differ in their arrays only.
+    `like` is the description of a different call with the same entry, or `UNKNOWN`. It saves time,
+    because the two calls can differ in their arrays only.
     """
     function = call.function
     # A frozen function is called with the same arrays every time.

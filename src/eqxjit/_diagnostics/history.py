@@ -52,8 +52,11 @@ class Family:
 
 # The cache forgets old families, because a session may define functions without end.
 @functools.lru_cache(maxsize=1024)
-def _family_of(place: Place, *kind: str) -> Family:
-    """Return the family of the functions of one kind at a place, the same object each time."""
+def _family_of(place: Place, kind: str, nature: str) -> Family:
+    """Return the family of the functions at a place whose parts have this kind and nature.
+
+    The same object is returned each time.
+    """
     return Family()
 
 
