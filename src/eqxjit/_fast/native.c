@@ -82,7 +82,7 @@ typedef struct {
     PyObject *opaque_type;      /* Opaque, the class of keys of objects that aren't read into parts */
     PyObject *is_for_slow_path; /* the function in _fast/writer.py */
     PyObject *is_repeated;      /* the function in _fast/writer.py */
-    PyObject *trace_context;    /* an object of JAX, of which `trace` is the innermost transformation */
+    PyObject *trace_ctx;        /* the object of JAX of this name, of which `trace` is the innermost transformation */
     PyObject *eval_trace;       /* the class of `trace` if there is no transformation; None if it isn't known */
 
     NAMES(DECLARE)
@@ -93,7 +93,7 @@ typedef struct {
 #define FROM_PYTHON(DO)                                                                                    \
     DO(array_mark) DO(array_type) DO(tracer_type) DO(numpy_type) DO(array_classes) DO(is_array)            \
     DO(passed) DO(flatten) DO(registered) DO(same) DO(unflatten) DO(wait_for) DO(opaque_type)              \
-    DO(is_for_slow_path) DO(is_repeated) DO(trace_context) DO(eval_trace)
+    DO(is_for_slow_path) DO(is_repeated) DO(trace_ctx) DO(eval_trace)
 /* All fields of the state. Each of them is a reference. */
 #define STATE_FIELDS(DO)                                                                                   \
     DO(static_type) DO(flags_type) DO(log_type) DO(fast_type) DO(dispatcher_type) FROM_PYTHON(DO)           \
@@ -1384,7 +1384,7 @@ static PyObject *connect(PyObject *module, PyObject *args) {
 /* Returns whether a call runs now, rather than under a transformation such as `grad`, or -1 if an error is set. */
 static int runs_alone(State *state) {
     if (!PyType_Check(state->eval_trace)) return 0;
-    PyObject *trace = PyObject_GetAttr(state->trace_context, state->trace);
+    PyObject *trace = PyObject_GetAttr(state->trace_ctx, state->trace);
     if (trace == NULL) return -1;
     int is_eval = PyObject_TypeCheck(trace, (PyTypeObject *)state->eval_trace);
     Py_DECREF(trace);
@@ -1611,7 +1611,7 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
                           &new.tracer_type, &new.numpy_type, &new.array_classes, &new.is_array, &new.passed,
                           &new.flatten, &new.registered, &new.same, &new.unflatten, &new.wait_for,
-                          &new.opaque_type, &new.is_for_slow_path, &new.is_repeated, &new.trace_context,
+                          &new.opaque_type, &new.is_for_slow_path, &new.is_repeated, &new.trace_ctx,
                           &new.eval_trace)) {
         return NULL;
     }
