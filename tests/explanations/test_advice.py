@@ -261,10 +261,6 @@ def updated(optimizer):
     return optimizer[0].update(X, optimizer[0].init(X))[0]
 
 
-def updated_by_state(optimizer, state):
-    return optimizer.update(X, state)[0]
-
-
 def total(tree):
     return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree) if not isinstance(leaf, str))
 

@@ -162,6 +162,6 @@ def test_tables_in_a_notebook(report):
         assert "<script>alert('&')</script>" in page.text
 
 
-def test_other_formats_are_refused(report, tmp_path):
+def test_other_formats_are_refused(report):
     with pytest.raises(ValueError, match=r"saved as \.html or \.json; the path is 'report\.txt'"):
         report.save("report.txt")

@@ -60,15 +60,6 @@ class Weak(Slots):
     pass
 
 
-class Number(int):
-    """An int subclass, which has no weak references because its size varies."""
-
-    __slots__ = ()
-
-    def scale(self, x):
-        return x * 1
-
-
 class AlwaysEqual:
     __slots__ = ("by",)
 
