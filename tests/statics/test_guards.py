@@ -183,6 +183,27 @@ def test_a_comparison_that_the_slow_path_does_not_make_raises_nothing(error):
         assert_same(f(x, other, n), x * n)
 
 
+def test_a_part_that_differed_last_raises_nothing_if_an_earlier_part_differs():
+    class Grid:
+        def __init__(self, points):
+            self.points = points
+
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            return self.points.tolist() == other.points.tolist()
+
+    f = eqxjit.filter_jit(lambda pair: pair[0])
+    x = jnp.ones(2)
+    grids = [Grid(np.arange(n)) for n in (3, 4)]
+    for grid in grids * 3:
+        assert_same(f((x, "a", grid)), x)
+    assert_same(f((x, "b", Grid(None))), x)
+    with pytest.raises(AttributeError):
+        f((x, "a", Grid(None)))
+
+
 def test_the_new_value_s_equality_is_asked():
     """A lookup in a dict does the same if both values have an `==`."""
 

@@ -157,6 +157,43 @@ static void release(PyObject **block, PyObject **small, Py_ssize_t n) {
         .name = "eqxjit._native." type_name, .basicsize = sizeof(Type), .slots = prefix##_slots,           \
         .flags = Py_TPFLAGS_DEFAULT | (more_flags)};
 
+/* --- Errors -------------------------------------------------------------------------------------- */
+
+/* Clears the current exception and returns it, with its traceback. */
+static PyObject *take_error(void) {
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL) PyException_SetTraceback(error, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return error;
+#endif
+}
+
+/* Sets an exception that `take_error` returned. Steals the reference to it. */
+static void set_error(PyObject *error) {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), error, PyException_GetTraceback(error));
+#endif
+}
+
+/* Clears the current exception if a Python function returns True for it. Returns whether it did, or -1. */
+static int clear_error_if(PyObject *function) {
+    PyObject *error = take_error();
+    PyObject *answer = PyObject_CallOneArg(function, error);
+    int is_cleared = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (is_cleared == 0) set_error(error);
+    else Py_DECREF(error);
+    return is_cleared;
+}
+
 /* --- Static: stands for a static object in a spec ------------------------------------------------ */
 
 typedef struct {
@@ -1112,7 +1149,11 @@ static inline int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight 
     walk->self = self;
     walk->fast = fast;
     int matches = match_static_arguments(walk, call);
-    if (matches > 0) matches = match_last_difference(walk, call);
+    if (matches > 0) {
+        matches = match_last_difference(walk, call);
+        /* If a part before it differs, too, Equinox wouldn't run the user's `==`, so its error must not be raised. */
+        if (matches < 0 && clear_error_if(walk->state->is_repeated) > 0) matches = 1;
+    }
     if (matches <= 0) return matches;
     /* The place before the arrays is free, so that the jitted function may use it. */
     walk->n_block = 1 + fast->n_arrays + fast->n_statics;
@@ -1154,41 +1195,6 @@ static int pass_arrays(Walk *walk) {
     }
     Py_DECREF(answer);
     return must_wait;
-}
-
-/* Clears the current exception and returns it, with its traceback. */
-static PyObject *take_error(void) {
-#if PY_VERSION_HEX >= 0x030C0000
-    return PyErr_GetRaisedException();
-#else
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
-    if (traceback != NULL) PyException_SetTraceback(error, traceback);
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
-    return error;
-#endif
-}
-
-/* Sets an exception that `take_error` returned. Steals the reference to it. */
-static void set_error(PyObject *error) {
-#if PY_VERSION_HEX >= 0x030C0000
-    PyErr_SetRaisedException(error);
-#else
-    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), error, PyException_GetTraceback(error));
-#endif
-}
-
-/* Clears the current exception if a Python function returns True for it. Returns whether it did, or -1. */
-static int clear_error_if(PyObject *function) {
-    PyObject *error = take_error();
-    PyObject *answer = PyObject_CallOneArg(function, error);
-    int is_cleared = answer == NULL ? -1 : PyObject_IsTrue(answer);
-    Py_XDECREF(answer);
-    if (is_cleared == 0) set_error(error);
-    else Py_DECREF(error);
-    return is_cleared;
 }
 
 /* Has the handler finish a call in which JAX traced, or whose program is unread. */
