@@ -61,7 +61,8 @@ def main(argv: list[str]) -> None:
         return
     program = chosen.program
     if program is None:
-        parser.error("a script or a module is required")
+        hint = f"; {chosen.report} is the FILE of `--report`" if chosen.report else ""
+        parser.error(f"a script or a module is required{hint}")
     if program.lower().endswith(".html"):
         parser.error(f"{program!r} isn't a script; a page is written by `--trial=FILE`, with `=`")
     sys.argv = [program, *chosen.arguments]

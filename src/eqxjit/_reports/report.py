@@ -25,6 +25,7 @@ from .._signals import suppressed
 from .._text import bytes_text, times
 from .operations import Caller, caller_of
 from .timeline import ReportSpan, chrome_trace, spans_of
+from .tried import comparing
 
 # Operations outside of any jit get a note if there are at least this many.
 _MANY_OPERATIONS = 10
@@ -353,6 +354,9 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
     begun = time.perf_counter()
 
     def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
+        if comparing.nested_mode:
+            # A trial traces a function once more. That isn't the program's work.
+            return
         start = time.perf_counter() - begun - seconds
         caller = caller_of(function) if record is None else Caller(None)
         span = ReportSpan(

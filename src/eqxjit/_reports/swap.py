@@ -132,7 +132,7 @@ class Interceptor:
         """The function that serves a call inside another jitted function."""
         # While Equinox traces a function to compare its results, a fault of eqxjit in a nested
         # function would be in both results.
-        if comparing.nested_mode is OURS or type(self.ours) is not JitFunction:
+        if comparing.nested_mode in ("", OURS) or type(self.ours) is not JitFunction:
             return self.ours
         return self._theirs_nested if comparing.nested_mode is THEIRS else self._new_theirs()
 

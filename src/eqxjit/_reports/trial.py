@@ -195,7 +195,8 @@ class Trial:
             if self._swap.functions:
                 why = "the main thread made no call of a function under filter_jit without "
                 why += "compiling, and calls of other threads aren't timed"
-            return f"{self._name}: {_time(self.seconds)}; {why}."
+            rest = f"of which {_time(self.seconds_steady)} aren't first compilations"
+            return f"{self._name}: {_time(self.seconds)}, {rest}; {why}."
         title = f"{self._name}: {_time(self.seconds)}, of which {_time(self.seconds_steady)} after "
         title += "start-up."
         theirs = self.seconds_steady_equinox
@@ -203,7 +204,8 @@ class Trial:
             title += " That is too short for reliable figures."
         elif theirs == theirs:
             times = theirs / self.seconds_steady
-            title += f" Under Equinox's filter_jit {_time(theirs)}, {times:.2f} times as long."
+            title += f" Under Equinox's filter_jit about {_time(theirs)}, "
+            title += f"{times:.2f} times as long."
         elif self._swap.compares:
             title += " Equinox served too few calls to tell how long it takes under its filter_jit."
         return title
@@ -342,7 +344,7 @@ def _aligned(rows: Iterable[Sequence[str]], n_numbers: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def trial(*, compare: bool = True) -> Iterator[Trial]:
+def trial(*, compare: bool = True, print: bool = True) -> Iterator[Trial]:
     """Try eqxjit on what runs inside, and print the findings.
 
     The findings tell whether jitted functions have the same results under Equinox's `filter_jit`,
@@ -353,6 +355,7 @@ def trial(*, compare: bool = True) -> Iterator[Trial]:
 
     - `compare`: whether some calls run under Equinox, too. If not, the trial only times calls under
         eqxjit, and samples lines.
+    - `print`: whether to print the findings at the end. In a notebook the cell shows them as HTML.
 
     **Returns:**
 
@@ -379,7 +382,8 @@ def trial(*, compare: bool = True) -> Iterator[Trial]:
         with install(), found._swap.running():
             yield found
     finally:
-        show(found)
+        if print:
+            show(found)
 
 
 @contextlib.contextmanager

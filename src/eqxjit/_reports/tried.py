@@ -56,12 +56,12 @@ ANEW = "anew"
 class _Comparison(threading.local):
     """The comparison that runs in a thread.
 
-    - `nested_mode`: tells who serves the jitted functions that are called inside another jitted
-        function: `THEIRS` or `ANEW` while a call runs under Equinox to be compared, else `OURS`.
+    - `nested_mode`: tells who serves the jitted functions that the compared function calls:
+        `THEIRS`, `ANEW` or `OURS`. Empty while no comparison runs.
     - `n_traces`: how many traces JAX has reported so far. A comparison checks whether it grows.
     """
 
-    nested_mode = OURS
+    nested_mode = ""
     n_traces = 0
 
 
@@ -299,7 +299,7 @@ class Tried:
             # The frames of a traceback would keep the arguments alive until garbage collection.
             return Outcome(None, error.with_traceback(None))
         finally:
-            comparing.nested_mode = OURS
+            comparing.nested_mode = ""
             # It isn't there if a trial within this trial has compared a part of the call.
             if muted.n_printed.pop(thread, 0):
                 self.effects = self.effects or "it prints"
