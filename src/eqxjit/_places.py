@@ -15,7 +15,6 @@ import equinox as eqx
 import jax
 
 from ._compat import exclude_from_locations, exclude_from_tracebacks
-from ._signals import comes_from_signal_handler
 
 #: The prefix of the file names of generated functions, as if it were the folder of a package.
 GENERATED_FOLDER = "<eqxjit>"
@@ -73,16 +72,6 @@ def is_users_module(name: str) -> bool:
     filename = getattr(sys.modules.get(name), "__file__", None)
     # A module without a file is an interactive session, a notebook, or one that the user created.
     return not isinstance(filename, str) or is_users(filename)
-
-
-def is_of_users_code(error: BaseException) -> bool:
-    """Return whether an error that eqxjit handles was raised by code that eqxjit called.
-
-    False for an error in eqxjit itself, and for an error that a signal handler raised meanwhile.
-    """
-    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    is_ours = all(filename.startswith(OUR_FILES) for filename in frames)
-    return not is_ours and not comes_from_signal_handler(error)
 
 
 # JAX's traceback filter isn't enough, because it works on printed tracebacks only, and users may

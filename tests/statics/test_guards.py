@@ -228,6 +228,16 @@ def test_the_new_value_s_equality_is_asked():
         assert f.cache_info().traces == n + 1
 
 
+def test_a_changed_part_of_a_container_can_be_traced_for_another_shape():
+    f = eqxjit.filter_jit(lambda holder, x: x * holder.weight * holder.value[0].value)
+    holder = Holder(jnp.ones(()), (Own(2),))
+    for n in (2, 2, 2):
+        assert f(holder, jnp.ones(n))[0] == 2
+    holder.value[0].value = 5
+    for n in (3, 3, 3):
+        assert f(holder, jnp.ones(n))[0] == 5
+
+
 @pytest.mark.skipif(not SPECIALIZING, reason="the slow path makes a key, which hashes each part")
 def test_the_very_part_of_a_container_counts_as_unchanged_without_a_hash():
     f = eqxjit.filter_jit(lambda holder: holder.weight * 2)

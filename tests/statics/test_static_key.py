@@ -4,6 +4,7 @@ Where Equinox's result is wrong, the tests check it, too, so that a fix is notic
 """
 
 import collections
+import copy
 import dataclasses
 import decimal
 import enum
@@ -409,6 +410,26 @@ def test_a_changed_array_spoils_nothing_for_others(name, n_warm):
             assert call(np.array([5.0, 2.0]), n) == 5 * n
     # Older programs still serve other arrays, or are compiled again.
     assert call(np.array([1.0, 2.0])) == 1
+
+
+@pytest.mark.parametrize("content", [[2.0], {"by": 2.0}], ids=["list", "dict"])
+def test_a_changed_container_of_a_function_spoils_nothing_for_later_functions(content):
+    class Scale(eqx.Module):
+        by: Any = eqx.field(static=True)
+
+        def __call__(self, x):
+            return x * sum(self.by.values() if isinstance(self.by, dict) else self.by)
+
+    changed = copy.copy(content)
+    f = eqxjit.filter_jit(Scale(changed))
+    assert f(jnp.ones(3))[0] == 2
+    assert eqxjit.filter_jit(Scale(copy.copy(content)))(jnp.ones(3))[0] == 2
+    # Both functions have the same program so far.
+    assert f.cache_info().traces == 1
+    changed.update(more=3.0) if isinstance(changed, dict) else changed.append(3.0)
+    assert f(jnp.ones(4))[0] == 5
+    for _ in range(CALLS):
+        assert eqxjit.filter_jit(Scale(copy.copy(content)))(jnp.ones(4))[0] == 2
 
 
 @pytest.mark.parametrize("is_first", [True, False])

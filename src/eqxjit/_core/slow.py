@@ -21,6 +21,7 @@ from .._fast.writer import TooLarge, Writer
 from .._places import trim, trimming
 from .._signals import suppressed
 from .._spec.arrays import passed, wait_for
+from .._spec.static_key import Static
 from .._spec.tree import Spec, combine, has_tracers
 from .._text import switch
 from .entry import Call, Entry, Out, Output
@@ -64,6 +65,19 @@ def bind_and_split(
     more_arrays = (jax.ShapeDtypeStruct,) if is_staged else ()
     spec, arrays, statics = split_named((args, kwargs), named, True, more_arrays)
     return BoundArguments(args, kwargs, spec, arrays, statics)
+
+
+def _are_same(a: Spec, b: Spec) -> bool:
+    """Return whether two specs are the same for a fast path, even if their hashes differ.
+
+    A part of a static container is the same if it is the same object. But the container's hash
+    follows that of the part, which the user may have changed.
+    """
+    if isinstance(a, Static) and isinstance(b, Static):
+        return a.key == b.key
+    if type(a) is tuple and type(b) is tuple:
+        return len(a) == len(b) and all(map(_are_same, a, b))
+    return a == b
 
 
 class ending:
@@ -250,8 +264,8 @@ class CallHandler:
         A fast path needs a `Call` only if JAX traces, if a program is unread, or for an error.
         """
         bound = bind_and_split(self.function, args, kwargs)
-        # Compare only hashes, because `==` of specs would call `==` of the user's static objects.
-        if hash(bound.spec) != hash(entry.spec):
+        # Usually only hashes are compared, because `==` of keys may run the `==` of user classes.
+        if hash(bound.spec) != hash(entry.spec) and not _are_same(bound.spec, entry.spec):
             raise ValueError(
                 "An argument was flattened twice in one call, with different results. The flatten "
                 "function of a registered class must depend on nothing but the object."

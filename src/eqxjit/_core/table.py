@@ -18,6 +18,7 @@ from .._compat import MISSING
 from .._diagnostics.history import History
 from .._fast.signature import Signature
 from .._places import Place, place_of, wrapped_by
+from .._signals import suppressed
 from .._spec.static_key import changeable_keys, referents, static_key
 from .._spec.tree import Parts, Spec, combine, split
 from .._text import short
@@ -287,6 +288,20 @@ class Function:
     def combine(self, arrays: Sequence[Any]) -> Any:
         return combine(self.spec, iter(arrays), iter(self.statics))
 
+    def stop_sharing_if_changed(self, arrays: Sequence[Any]) -> None:
+        """Give the table to no later function if static objects of this one have changed in place.
+
+        `arrays` are the function's arrays. A trace after such a change has the new content compiled
+        in, but the key of the table has the old content.
+        """
+        fun = self.combine(arrays)
+        is_unchanged = False
+        # The user's `__hash__` may raise now.
+        with suppressed:
+            is_unchanged = hash(split(fun)[0]) == hash(self.spec)
+        if not is_unchanged:
+            _tables_of(fun).drop(self.key, self.table)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Function) and (other is self or other.key == self.key)
 
@@ -368,6 +383,11 @@ class _Tables:
 
     def forget(self, key: Hashable) -> None:
         self.by_key.pop(key, None)
+
+    def drop(self, key: Hashable, table: Table) -> None:
+        """Forget a key if it has this table."""
+        if self.by_key.get(key, (None,))[0] is table:
+            self.forget(key)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         # Called if a function is pickled by value, or if its `__dict__` is deep-copied. Compiled

@@ -89,6 +89,7 @@ def _trace(call: Call, leaves: Sequence[Any]) -> Output:
     with call.function.table.history.tracing(call) as call.trace:
         output = _run(call, leaves)
     call.is_traced = True
+    call.function.stop_sharing_if_changed(call.fun_arrays)
     if call.entry.hides_donation_warning:
         donation.hide_warning()
     return output

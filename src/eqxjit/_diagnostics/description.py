@@ -24,11 +24,11 @@ from .._places import (
     CallSite,
     captured,
     code_of,
-    is_of_users_code,
     is_users,
     is_users_module,
     transformation_of,
 )
+from .._signals import suppressed
 from .._spec.static_key import CONSTANTS, IdentityRef, Static, items_of, referents, static_key
 from .._spec.tree import ARRAY, ARRAY_CLASSES, NODE, is_array, read_node, split
 from .._text import counted, short
@@ -269,14 +269,11 @@ def describe_trees(named: list[tuple[str, Any, Any]], depth: int = 0) -> Descrip
     pending: list[Any] = [(*each, ()) for each in reversed(named)]
     while pending:
         path, spec, value, around = pending.pop()
-        try:
+        # The call doesn't need the description. So it goes on if code of the user's class raises,
+        # if JAX can't sort the keys of a dict, or if Python refuses to print a long integer.
+        part, children = Part("object", "object"), list[Any]()
+        with suppressed:
             part, children = _part_and_children(spec, value, len(around) < depth)
-        except Exception as error:
-            if not is_of_users_code(error):
-                raise
-            # Code of the user's class raised when it was asked for a name, the fields, the children
-            # or a `repr`. The call goes on, because it doesn't need the description.
-            part, children = Part("object", "object"), []
         row = Row(path, part, around)
         rows.append(row)
         if children:
