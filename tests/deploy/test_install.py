@@ -609,11 +609,22 @@ def test_a_setting_that_comes_too_late_is_named(tmp_path):
         (["--version"], 0, f"eqxjit {eqxjit.__version__}\n"),
         (["--help"], 0, "runs a script, or a module"),
         ([], 2, "required"),
+        (["--report", "x.py"], 2, "x.py is the FILE of `--report`"),
         (["nosuch.py"], 2, "No such file or directory: '/"),
         (["--trial", "nosuch.py"], 2, "No such file or directory: '/"),
         (["."], 2, "Is a directory: '/"),
     ],
-    ids=["format", "folder", "version", "help", "nothing", "no script", "no trial", "a folder"],
+    ids=[
+        "format",
+        "folder",
+        "version",
+        "help",
+        "nothing",
+        "no program",
+        "no script",
+        "no trial",
+        "a folder",
+    ],
 )
 def test_command_lines(arguments, status, text, tmp_path):
     (tmp_path / "x.py").touch()

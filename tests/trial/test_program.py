@@ -2,8 +2,10 @@
 
 import textwrap
 
+import jax.numpy as jnp
 import pytest
 
+import eqxjit
 from tests.support.processes import ROOT, python
 
 PROGRAM = """
@@ -55,6 +57,28 @@ def test_a_module_and_a_page(tmp_path):
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert "equal, bit for bit" in text
+
+
+def test_a_report_leaves_out_what_a_trial_traces():
+    @eqxjit.filter_jit
+    def double(x):
+        return 2 * x
+
+    with eqxjit.compile_report(print=False) as report, eqxjit.trial(print=False) as trial:
+        double(jnp.ones(3))
+    [compared] = trial.functions
+    assert compared.compared == 1
+    [row] = [row for row in report.rows if row.function == "double"]
+    assert row.traces == 1
+    assert len([span for span in report.spans if span.function == "double"]) == 3
+
+
+def test_a_trial_is_silent_if_it_is_not_to_print(capsys):
+    with eqxjit.trial(print=False):
+        pass
+    with eqxjit.trial():
+        pass
+    assert capsys.readouterr().out.count("this program: ") == 1
 
 
 def test_a_program_without_warm_calls_says_so(tmp_path):
