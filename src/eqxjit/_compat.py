@@ -51,7 +51,7 @@ if native is None:
     # There was no compiler at installation, or the module was built for a different Python.
     why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
 # The interface version that this file expects. A build of an earlier version may be installed.
-elif getattr(native, "INTERFACE", None) != 66:
+elif getattr(native, "INTERFACE", None) != 67:
     native = None
     why_back_end = "Python, because the native one was built for a different version of eqxjit"
 

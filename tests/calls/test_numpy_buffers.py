@@ -5,6 +5,7 @@ reads in place, while no earlier program runs.
 """
 
 import functools
+import tracemalloc
 
 import equinox as eqx
 import jax
@@ -230,6 +231,64 @@ def test_a_call_waits_for_memory_that_is_read_in_place_unless_an_earlier_program
         other[...] = 0
         assert second == 1
         other[...] = 1
+
+
+def copied_bytes(f, *args):
+    """Return how many bytes of memory NumPy had at most in a call, beside what it has already."""
+    tracemalloc.start()
+    try:
+        f(*args)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_a_buffer_that_the_program_does_not_use_is_not_copied(offset):
+    batch = {"seen": aligned((250_000,), offset), "unseen": aligned((1_000_000,), offset)}
+    f = eqxjit.filter_jit(lambda batch: batch["seen"].sum())
+    for _ in range(CALLS):
+        f(batch)
+    assert copied_bytes(f, batch) < 2_000_000
+
+
+@pytest.mark.parametrize("way", ["call", "compile", "another wrapper"])
+def test_a_buffer_that_another_program_uses_can_be_overwritten(way):
+    def read(x, buffer):
+        return slow([x, buffer]) if x.shape == (2,) else slow(x)
+
+    buffer = aligned((1_000_000,))
+    f = eqxjit.filter_jit(read)
+    buffer[...] = 0
+    for _ in range(CALLS):
+        f(ONE, buffer)
+    if way == "compile":
+        f.lower(jnp.ones(2), buffer).compile()
+    if way == "another wrapper":
+        eqxjit.filter_jit(read)(jnp.ones(2), buffer)
+    for i in range(CALLS):
+        buffer[...] = i
+        result = f(jnp.ones(2), buffer)
+        buffer[...] = 7
+        assert float(result) == 2 + i * buffer.size
+        buffer[...] = i
+        assert float(f(ONE, buffer)) == 1
+
+
+@pytest.mark.parametrize("n_bytes", [80_000, 400_000])
+def test_many_buffers_together_are_not_copied(n_bytes):
+    buffers = [aligned((n_bytes // 4,)) for _ in range(30)]
+    f = eqxjit.filter_jit(slow)
+    for _ in range(CALLS):
+        f(buffers)
+    assert copied_bytes(f, buffers) < 1_000_000
+    for i in range(CALLS):
+        for buffer in buffers:
+            buffer[...] = i
+        result = f(buffers)
+        for buffer in buffers:
+            buffer[...] = 7
+        assert float(result) == sum([i * buffer.size for buffer in buffers])
 
 
 def test_an_array_is_copied_once_however_many_structures_are_tried():

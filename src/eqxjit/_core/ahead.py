@@ -164,7 +164,7 @@ class Lowered:
     def _compile(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
         with events.compiling(self._record, self._entry.name):
             compiled = self.lowered.compile(compiler_options=options)  # type: ignore[arg-type]
-        self._program.read(self.lowered)
+        self._entry.read(self._program, self.lowered, None)
         return compiled
 
     def cost(self) -> CompileCost:

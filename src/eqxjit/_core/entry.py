@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -135,6 +136,8 @@ class Entry:
     - `why_dropped`: the reason why the table dropped the entry, if there is one. The traces of the
         entry share this list, so they learn the reason, too.
     - `watches`: weak references to static objects. When an object dies, the table drops the entry.
+    - `used`: the indices of the arrays that the programs use which have been read so far. It only
+        grows, so its length tells whether it has changed.
     - `n_hits`: how many calls of the slow path ran an existing program.
     - `last_used`: when the entry was last used, by the clock of the table, which counts uses.
     """
@@ -153,8 +156,22 @@ class Entry:
         self.outs = _Outs()
         self.why_dropped: list[str] = []
         self.watches: list[weakref.ref[Any]] = []
+        self.used: set[int] = set()
         self.n_hits = 0
         self.last_used = 0
+
+    def read(self, program: Program, lowered: Any, jaxpr: Any) -> None:
+        """Find out what a program uses, and whether it can raise, from its lowering and its jaxpr.
+
+        Both are `None` if JAX can't find them again.
+        """
+        # First, because once the program is read, calls of it rely on `used`.
+        self.used.update(range(self.n_arrays) if jaxpr is None else _used_inputs(jaxpr.jaxpr))
+        program.read(lowered)
+
+    def may_use_more(self, program: Program, n_used: int) -> bool:
+        """Return whether a program may use more arrays than `used` had when it had this length."""
+        return program.unread or len(self.used) != n_used
 
     def split_output(self, output: Any, came_in: list[Any]) -> Output:
         """Return a new program with the arrays of an output, and remember the program's `Out`.
@@ -192,6 +209,14 @@ class Entry:
                 outs.pop(number, None)
 
         self.outs[number] = out, weakref.ref(program, forget)
+
+
+def _used_inputs(jaxpr: Any) -> Iterator[int]:
+    """Yield the indices of the inputs that a jaxpr mentions. JAX drops the others."""
+    parts = [*jaxpr.outvars, *[part for equation in jaxpr.eqns for part in equation.invars]]
+    # By `id`, because literals have no hash.
+    ids = {*map(id, parts)}
+    return (i for i, part in enumerate(jaxpr.invars) if id(part) in ids)
 
 
 def _slots(statics: list[Any], came_in: list[Any]) -> tuple[int, ...]:

@@ -122,14 +122,16 @@ def run(call: Call) -> Any:
     """Run the program of a call and return the output. JAX compiles the program if it is new."""
     __tracebackhide__ = True
     with ending(call):
-        arrays = call.flat
-        waits = False
+        arrays, entry = call.flat, call.entry
+        n_used = len(entry.used)
+        waits = may_wait = False
         if not {*map(type, arrays)} <= {ArrayImpl}:
-            arrays, waits = passed(arrays)
-        output = call_in_flight(call, call.entry.jitted, *arrays)
-        if waits:
+            arrays, waits, may_wait = passed(arrays, entry.used)
+        output = call_in_flight(call, entry.jitted, *arrays)
+        [(program, outputs)] = output.items()
+        if waits or (may_wait and entry.may_use_more(program, n_used)):
             # The program reads NumPy arrays in place, and their owner may overwrite them later.
-            wait_for(*output.values())
+            wait_for(outputs)
         return finish(call, output)
 
 
@@ -144,7 +146,7 @@ def finish(call: Call, output: Output) -> Any:
     # axis of a `vmap` by name.
     if program.unread and not is_part and not is_transforming():
         call.jaxpr, call.lowered = lower_again(call)
-        program.read(call.lowered)
+        call.entry.read(program, call.lowered, call.jaxpr)
     if program.must_wait or program.unread or is_part:
         wait_for(arrays)
     # A call without a trace is a hit. It may still have an unread program, if another thread traced

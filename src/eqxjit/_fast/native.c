@@ -43,7 +43,7 @@ Invariants:
 
 /* The version of the interface between this file and the Python code. Raise it here and in _compat.py with each change
    of the interface, because a stale build may be installed. */
-#define INTERFACE 66
+#define INTERFACE 67
 
 /* The kinds of nodes in a spec. _spec/tree.py has the same numbers. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -59,7 +59,7 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 #define NAMES(DO)                                                                                          \
     DO(failed_fast) DO(finish_fast) DO(make_matched_call) DO(block_until_ready) DO(entry)                  \
     DO(hash) DO(value) DO(identity_suffices) DO(content) DO(dtype) DO(isnative) DO(copy)                   \
-    DO(tried) DO(n_due) DO(account) DO(ours) DO(trace)
+    DO(tried) DO(n_due) DO(account) DO(ours) DO(trace) DO(used)
 #define DECLARE(name) PyObject *name;
 
 /* The state of the module. */
@@ -1045,15 +1045,22 @@ static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py
     Py_ssize_t place = is_positional ? i : i - n_positional;
     PyObject *name = place < PyTuple_GET_SIZE(candidates) ? PyTuple_GET_ITEM(candidates, place) : Py_None;
     if (!PyUnicode_CheckExact(name)) return NULL;
+    PyObject *const *others = PySequence_Fast_ITEMS(call->kwnames);
+    PyObject *const *keywords = call->args + call->n_args;
     Py_ssize_t n_named = PyTuple_GET_SIZE(call->kwnames);
-    for (Py_ssize_t k = 0; k < n_named; k++) {
-        /* The search begins where the keyword is if the call passes keywords in the order of the spec. */
-        Py_ssize_t at = i - call->n_args + k;
-        if (at >= n_named) at -= n_named;
-        PyObject *other = PyTuple_GET_ITEM(call->kwnames, at);
-        if (other == name || (PyUnicode_CheckExact(other) && PyUnicode_Compare(other, name) == 0)) {
-            return call->args[call->n_args + at];
-        }
+    /* The search begins where the keyword is if the call passes keywords in the order of the spec. Most names are the
+       very objects in the spec, so the characters are compared only if none is. */
+    Py_ssize_t begin = i - call->n_args;
+    for (Py_ssize_t at = begin; at < n_named; at++) {
+        if (others[at] == name) return keywords[at];
+    }
+    for (Py_ssize_t at = 0; at < begin; at++) {
+        if (others[at] == name) return keywords[at];
+    }
+    Py_hash_t hash = PyObject_Hash(name);
+    for (Py_ssize_t at = 0; at < n_named; at++) {
+        if (!PyUnicode_CheckExact(others[at]) || PyObject_Hash(others[at]) != hash) continue;
+        if (PyUnicode_Compare(others[at], name) == 0) return keywords[at];
     }
     return NULL;
 }
@@ -1174,27 +1181,45 @@ static inline int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight 
 /* --- A call that a fast path matches ------------------------------------------------------------- */
 
 /* Replaces the arrays of a call by those that `passed` in _spec/arrays.py returns for them, such as copies of NumPy
-   arrays. Returns whether the call must wait for its program, or -1. */
-static int pass_arrays(Walk *walk) {
+   arrays. Returns whether the call must wait for its program, or -1. If the call may have to wait even so, sets `*n_used`
+   to the number of arrays that are known to be used. */
+static int pass_arrays(Walk *walk, Py_ssize_t *n_used) {
     Py_ssize_t n = walk->n_arrays;
-    PyObject *leaves = PyList_New(n);
-    if (leaves == NULL) return -1;
+    PyObject *used = PyObject_GetAttr(walk->fast->entry, walk->state->used);
+    if (used == NULL) return -1;
+    Py_ssize_t n_used_now = PySet_Size(used);
+    PyObject *leaves = n_used_now < 0 ? NULL : PyList_New(n);
+    if (leaves == NULL) {
+        Py_DECREF(used);
+        return -1;
+    }
     for (Py_ssize_t i = 0; i < n; i++) PyList_SET_ITEM(leaves, i, Py_NewRef(walk->arrays[i]));
-    PyObject *answer = PyObject_CallOneArg(walk->state->passed, leaves);
+    PyObject *answer = PyObject_CallFunctionObjArgs(walk->state->passed, leaves, used, NULL);
     Py_DECREF(leaves);
+    Py_DECREF(used);
     if (answer == NULL) return -1;
     PyObject *arrays = NULL;
     int must_wait;
-    if (PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2) arrays = PyTuple_GET_ITEM(answer, 0);
+    if (PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 3) arrays = PyTuple_GET_ITEM(answer, 0);
     if (arrays == NULL || !PyList_CheckExact(arrays) || PyList_GET_SIZE(arrays) != n) {
         must_wait = MALFORMED(-1);
     }
     else {
         for (Py_ssize_t i = 0; i < n; i++) Py_XSETREF(walk->arrays[i], Py_NewRef(PyList_GET_ITEM(arrays, i)));
-        must_wait = PyObject_IsTrue(PyTuple_GET_ITEM(answer, 1));
+        must_wait = PyTuple_GET_ITEM(answer, 1) == Py_True;
+        if (PyTuple_GET_ITEM(answer, 2) == Py_True) *n_used = n_used_now;
     }
     Py_DECREF(answer);
     return must_wait;
+}
+
+/* Returns whether the program of a call may use other arrays than those that were known to be used, or -1. */
+static int may_use_more(Output *output, Py_ssize_t n_used) {
+    PyObject *entry = output->walk->fast->entry;
+    PyObject *answer = PyObject_CallMethod(entry, "may_use_more", "On", output->program, n_used);
+    int may = answer == NULL ? -1 : answer == Py_True;
+    Py_XDECREF(answer);
+    return may;
 }
 
 /* Has the handler finish a call in which JAX traced, or whose program is unread. */
@@ -1240,14 +1265,16 @@ static PyObject *call_fast(Walk *walk, InFlight *call) {
     Output output = {.walk = walk};
     PyObject *returned = NULL;
     int is_transformed = -1;
-    int must_wait = walk->has_others ? pass_arrays(walk) : 0;
+    Py_ssize_t n_used = -1;
+    int must_wait = walk->has_others ? pass_arrays(walk, &n_used) : 0;
     if (must_wait >= 0) {
         /* The jitted function may use the place before the arrays. */
         size_t n_arrays_flag = (size_t)walk->n_arrays | PY_VECTORCALL_ARGUMENTS_OFFSET;
         returned = run_in_flight(walk->fast->jitted, walk->arrays, n_arrays_flag, call);
     }
     if (returned != NULL && read_returned(&output, returned) == 0) {
-        is_transformed = wait_if_needed(&output, must_wait);
+        if (n_used >= 0 && !must_wait) must_wait = may_use_more(&output, n_used);
+        if (must_wait >= 0) is_transformed = wait_if_needed(&output, must_wait);
     }
     PyObject *result;
     if (is_transformed < 0) {
@@ -1551,8 +1578,9 @@ static int is_native(State *state, PyObject *dtype, PyObject **native_dtype) {
 }
 
 /* Decides whether `copy_small` copies a NumPy array, passes it as it is, or leaves it to Python. Arrays of n_bytes or
-   more are left to Python. */
-static int choose(State *state, PyObject *array, Py_ssize_t n_bytes, PyObject **native_dtype) {
+   more are left to Python, and so are those to copy that have more than `*n_bytes_left` bytes. */
+static int choose(State *state, PyObject *array, Py_ssize_t n_bytes, Py_ssize_t *n_bytes_left,
+                  PyObject **native_dtype) {
     PyObject *dtype = PyObject_GetAttr(array, state->dtype);
     if (dtype == NULL) return FAILED;
     int answer = is_native(state, dtype, native_dtype);
@@ -1564,19 +1592,22 @@ static int choose(State *state, PyObject *array, Py_ssize_t n_bytes, PyObject **
         PyErr_Clear();
         return LEFT_TO_PYTHON;
     }
-    int is_small = buffer.len < n_bytes;
+    Py_ssize_t n = buffer.len;
     int is_aligned = (uintptr_t)buffer.buf % ALIGNMENT == 0;
     PyBuffer_Release(&buffer);
-    if (!is_small) return LEFT_TO_PYTHON;
+    if (n >= n_bytes) return LEFT_TO_PYTHON;
     /* JAX itself copies a small array that isn't aligned, before the call of the jitted function returns. */
-    return is_aligned ? COPIED : PASSED_AS_IT_IS;
+    if (!is_aligned) return PASSED_AS_IT_IS;
+    if (n > *n_bytes_left) return LEFT_TO_PYTHON;
+    *n_bytes_left -= n;
+    return COPIED;
 }
 
 static PyObject *copy_small(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     PyObject *leaves, *native_dtype = NULL;
-    Py_ssize_t n_bytes;
-    if (!PyArg_ParseTuple(args, "O!n:copy_small", &PyList_Type, &leaves, &n_bytes)) return NULL;
+    Py_ssize_t n_bytes, n_bytes_left;
+    if (!PyArg_ParseTuple(args, "O!nn:copy_small", &PyList_Type, &leaves, &n_bytes, &n_bytes_left)) return NULL;
     PyObject *left = PyList_New(0);
     for (Py_ssize_t i = 0; left != NULL && i < PyList_GET_SIZE(leaves); i++) {
         PyObject *leaf = PyList_GET_ITEM(leaves, i);
@@ -1584,7 +1615,7 @@ static PyObject *copy_small(PyObject *module, PyObject *args) {
         if (type == state->array_type) continue;
         int choice;
         if (type == state->numpy_type) {
-            choice = choose(state, leaf, n_bytes, &native_dtype);
+            choice = choose(state, leaf, n_bytes, &n_bytes_left, &native_dtype);
         }
         else {
             int is_scalar = PySet_Contains(state->array_classes, type);
@@ -1681,9 +1712,9 @@ static PyMethodDef module_methods[] = {
      "in_flight(entry=None): returns this thread's innermost call in flight, or None. With an entry, calls of other "
      "entries are skipped."},
     {"copy_small", copy_small, METH_VARARGS,
-     "copy_small(leaves, n_bytes): replaces each NumPy array in a list by a copy, if the array has fewer bytes and JAX "
-     "would read its memory in place. Returns the indices of the leaves that are left to Python, such as large "
-     "NumPy arrays, and arrays of other libraries."},
+     "copy_small(leaves, n_bytes, n_bytes_left): replaces each NumPy array in a list by a copy, if the array has fewer "
+     "than n_bytes bytes and JAX would read its memory in place, up to n_bytes_left bytes in all. Returns the indices "
+     "of the leaves that are left to Python, such as large NumPy arrays, and arrays of other libraries."},
     {"connect", connect, METH_VARARGS,
      "connect(wrapper, otherwise, handler, fun_arrays, fun_statics, names, fasts): has calls of a wrapper try the fast "
      "paths, if there are any, and then call `otherwise`."},

@@ -75,14 +75,17 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
             $n_calls = $len($calls)
             $record = [$entry, $handler, ({values})]
             try:
-                $waits = False
+                $waits = $may_wait = False
                 if $others:
-                    [{inputs}], $waits = $passed([{inputs}])
+                    $n_used = $len($entry.used)
+                    [{inputs}], $waits, $may_wait = $passed([{inputs}], $entry.used)
                 $calls.append($record)
                 $output = $jitted({inputs})
                 [($program, $arrays)] = $output.items()
                 $is_part = $has_tracers($arrays)
                 $is_warm = $record[1] is not None and ($is_part or not $program.unread)
+                if $may_wait:
+                    $waits = $waits or $entry.may_use_more($program, $n_used)
                 if $waits or ($is_warm and ($program.must_wait or $is_part)):
                     $wait_for($arrays)
             except $BaseException as $error:

@@ -9,16 +9,17 @@ a CPU, measured with jax 0.8.0 and 0.10.2, make it possible to allow this at lit
   JAX converts the dtype, or if the array is smaller than 100 KiB. Otherwise it copies later, in a
   thread.
 
-So `passed` treats NumPy arrays in three ways. An array that JAX copies before its call returns is
-passed as it is. A large array that JAX reads in place may be passed as it is, too, and then the
-call waits for its program. Any other array is copied once. If it is large, the copy is aligned, so
-that JAX doesn't copy it again.
+So `passed` treats NumPy arrays in four ways. An array that JAX copies before its call returns is
+passed as it is, and so is an array that no known program of the function uses. Large arrays that
+JAX reads in place may be passed as they are, too, and then the call waits for its program. Any
+other array is copied once. If it is large, the copy is aligned, so that JAX doesn't copy it again.
 
 On devices other than a CPU, and under transformations, `passed` copies each NumPy array. Under a
 transformation it must, because the transformation may keep the array for a later pass.
 """
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -45,13 +46,13 @@ _ALIGNMENT = 64
 # copied here.
 _SMALL = 96 << 10
 
-# An array with at most this many bytes is copied even if JAX would read it in place. The copy takes
-# less than a tenth of the time of Equinox's call, and with it the call needn't wait.
+# If the arrays of a call that JAX would read in place have at most this many bytes together, they
+# are copied. That takes little time beside Equinox's call, and then the call needn't wait.
 _CHEAP_TO_COPY = 1 << 19
 
 
-def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
-    """Return the arrays that a call passes to JAX, and whether it must wait for its program.
+def passed(leaves: list[Any], used: Collection[int] = ()) -> tuple[list[Any], bool, bool]:
+    """Return the arrays that a call passes to JAX, and whether it must and may have to wait.
 
     A call asks this only once, after all of its arguments have matched. Tracers of an eager
     transformation are passed as they are, but NumPy arrays within them are replaced by copies.
@@ -59,6 +60,9 @@ def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
     **Arguments:**
 
     - `leaves`: the arrays in the arguments, and the arrays of the function.
+    - `used`: the indices of the arrays that known programs use; empty if no program is known. JAX
+        drops all other arrays, so they aren't copied. If there are any, the call may have to wait:
+        it must if its program isn't a known one, and may use them.
 
     **Raises:**
 
@@ -73,8 +77,10 @@ def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
         or is_jit_disabled()
     )
     result = [*leaves]
-    waits = False
-    undecided = range(len(leaves)) if must_copy else _copy_small(result, _SMALL)
+    to_copy: list[int] = []
+    n_bytes_in_place = 0
+    may_wait = False
+    undecided = range(len(leaves)) if must_copy else _copy_small(result, _SMALL, _CHEAP_TO_COPY)
     for i in undecided:
         leaf = leaves[i]
         # Not `isinstance`, because an object can set its `__class__` to a different class.
@@ -83,28 +89,40 @@ def passed(leaves: list[Any]) -> tuple[list[Any], bool]:
             if not leaf.dtype.isnative:
                 # This raises JAX's error.
                 jax.typeof(leaf)
-            if not must_copy and _is_copied_by_jax(leaf):
-                continue
-            if not must_copy and _is_worth_a_wait(leaf, leaves):
-                waits = True
-            else:
-                result[i] = copy_numpy(leaf)
+            if must_copy:
+                to_copy.append(i)
+            elif used and i not in used:
+                may_wait = True
+            elif not _is_copied_by_jax(leaf):
+                to_copy.append(i)
+                n_bytes_in_place += _bytes_in_place(leaf)
         elif issubclass(kind, Tracer):
             copy_in_tracer(leaf)
-    return result, waits
+    # If an array isn't ready, an earlier program still runs, and the call would wait for that
+    # program, too. Copying takes no extra time then, because the program runs meanwhile.
+    if n_bytes_in_place > _CHEAP_TO_COPY and all(
+        leaf.is_ready() for leaf in leaves if type(leaf) is ArrayImpl
+    ):
+        return result, True, may_wait
+    for i in to_copy:
+        result[i] = copy_numpy(leaves[i])
+    return result, False, may_wait
 
 
-def _copy_small_in_python(leaves: list[Any], n_bytes: int) -> list[int]:
+def _copy_small_in_python(leaves: list[Any], n_bytes: int, n_bytes_left: int) -> list[int]:
     """Replace each NumPy array in a list by a copy, if the array has fewer than `n_bytes` bytes.
 
-    Return the indices of the leaves that are left to the caller, such as large NumPy arrays and
-    tracers. `copy_small` in `native.c` doesn't copy an array that JAX copies anyway. In Python,
-    finding that out takes longer than copying the array.
+    Arrays are copied up to `n_bytes_left` bytes in all. Return the indices of the leaves that are
+    left to the caller, such as large NumPy arrays and tracers. `copy_small` in `native.c` doesn't
+    copy an array that JAX copies anyway. In Python, finding that out takes longer than copying the
+    array.
     """
     undecided = []
     for i, leaf in enumerate(leaves):
         kind = type(leaf)
-        if kind is np.ndarray and leaf.nbytes < n_bytes and leaf.dtype.isnative:
+        is_small = kind is np.ndarray and leaf.nbytes < n_bytes and leaf.nbytes <= n_bytes_left
+        if is_small and leaf.dtype.isnative:
+            n_bytes_left -= leaf.nbytes
             leaves[i] = leaf.copy()
         elif kind is np.ndarray or kind not in ARRAY_CLASSES:
             undecided.append(i)
@@ -128,18 +146,13 @@ def _is_converted(dtype: np.dtype, x64: bool) -> bool:
     return not x64 and dtype.kind in "iufc" and jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
-def _is_worth_a_wait(array: np.ndarray, leaves: list[Any]) -> bool:
-    """Return whether a call should pass an array as it is and wait, rather than copy the array."""
+def _bytes_in_place(array: np.ndarray) -> int:
+    """Return how many bytes of an array JAX would read in place: all of them, or none."""
     # The view has NumPy's own attributes, whatever a subclass such as `numpy.memmap` defines.
     plain = np.ndarray.view(array, np.ndarray)
-    return (
-        plain.nbytes > _CHEAP_TO_COPY
-        and plain.flags.c_contiguous
-        and plain.ctypes.data % _ALIGNMENT == 0
-        # If an array isn't ready, an earlier program still runs, and the call would wait for that
-        # program, too. Copying takes no extra time then, because the program runs meanwhile.
-        and all(leaf.is_ready() for leaf in leaves if type(leaf) is ArrayImpl)
-    )
+    # `plain.ctypes` takes much longer.
+    address = plain.__array_interface__["data"][0]
+    return plain.nbytes if plain.flags.c_contiguous and address % _ALIGNMENT == 0 else 0
 
 
 def copy_numpy(array: np.ndarray) -> np.ndarray:
