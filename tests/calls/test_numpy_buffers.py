@@ -117,6 +117,16 @@ def test_a_program_neither_writes_a_buffer_nor_returns_it(fun, donate):
         assert np.array_equal(result, expected)
 
 
+def test_a_buffer_that_is_only_returned_can_be_overwritten():
+    buffer = aligned((1_000_000,))
+    f = eqxjit.filter_jit(lambda x, buffer: (x + 1, buffer))
+    for i in range(CALLS):
+        buffer[...] = i
+        _, result = f(ONE, buffer)
+        buffer[...] = 7
+        assert np.all(np.asarray(result) == i)
+
+
 class Pair(eqx.Module):
     """A function with arrays of its own, which it reads between those of its arguments."""
 
