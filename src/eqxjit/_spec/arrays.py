@@ -78,7 +78,6 @@ def passed(leaves: list[Any], used: Collection[int] = ()) -> tuple[list[Any], bo
     )
     result = [*leaves]
     to_copy: list[int] = []
-    n_bytes_in_place = 0
     may_wait = False
     undecided = range(len(leaves)) if must_copy else _copy_small(result, _SMALL, _CHEAP_TO_COPY)
     for i in undecided:
@@ -89,20 +88,13 @@ def passed(leaves: list[Any], used: Collection[int] = ()) -> tuple[list[Any], bo
             if not leaf.dtype.isnative:
                 # This raises JAX's error.
                 jax.typeof(leaf)
-            if must_copy:
-                to_copy.append(i)
-            elif used and i not in used:
+            if not must_copy and used and i not in used:
                 may_wait = True
-            elif not _is_copied_by_jax(leaf):
+            elif must_copy or not _is_copied_by_jax(leaf):
                 to_copy.append(i)
-                n_bytes_in_place += _bytes_in_place(leaf)
         elif issubclass(kind, Tracer):
             copy_in_tracer(leaf)
-    # If an array isn't ready, an earlier program still runs, and the call would wait for that
-    # program, too. Copying takes no extra time then, because the program runs meanwhile.
-    if n_bytes_in_place > _CHEAP_TO_COPY and all(
-        leaf.is_ready() for leaf in leaves if type(leaf) is ArrayImpl
-    ):
+    if not must_copy and _is_worth_a_wait([leaves[i] for i in to_copy], leaves):
         return result, True, may_wait
     for i in to_copy:
         result[i] = copy_numpy(leaves[i])
@@ -144,6 +136,18 @@ def _is_copied_by_jax(array: np.ndarray) -> bool:
 def _is_converted(dtype: np.dtype, x64: bool) -> bool:
     """Return whether JAX converts arrays of this dtype, so that it doesn't read them in place."""
     return not x64 and dtype.kind in "iufc" and jax.dtypes.canonicalize_dtype(dtype) != dtype
+
+
+def _is_worth_a_wait(to_copy: list[np.ndarray], leaves: list[Any]) -> bool:
+    """Return whether a call should pass arrays as they are and wait, rather than copy them."""
+    return (
+        # The exact sum takes longer.
+        sum([array.nbytes for array in to_copy]) > _CHEAP_TO_COPY
+        and sum(map(_bytes_in_place, to_copy)) > _CHEAP_TO_COPY
+        # If an array isn't ready, an earlier program still runs, and the call would wait for that
+        # program, too. Copying takes no extra time then, because the program runs meanwhile.
+        and all(leaf.is_ready() for leaf in leaves if type(leaf) is ArrayImpl)
+    )
 
 
 def _bytes_in_place(array: np.ndarray) -> int:
