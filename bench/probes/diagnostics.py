@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import eqxjit
-from eqxjit._diagnostics import events
+from eqxjit._diagnostics import waiting
 from eqxjit._diagnostics.history import History
 
 from ..models.networks import mean_squared_error, small_mlp
@@ -82,7 +82,7 @@ def _stubbed() -> Context:
     @contextlib.contextmanager
     def stubbed() -> Iterator[None]:
         with mock.patch.multiple(History, tracing=tracing, finish=nothing):
-            with mock.patch.multiple(events, _begin=nothing, _end=nothing):
+            with mock.patch.multiple(waiting, begin=nothing, end=nothing):
                 yield
 
     return stubbed

@@ -144,7 +144,6 @@ def test_two_swapped_arrays_in_a_fast_path_are_found_on_an_example(tmp_path, nat
     program = """
         import sys
         from eqxjit import __main__, _compat
-        from eqxjit._core import table
         from eqxjit._fast import make
 
         class Swapped:
@@ -174,11 +173,11 @@ def test_two_swapped_arrays_in_a_fast_path_are_found_on_an_example(tmp_path, nat
                     self.entry.jitted = jitted
             make.PythonFast.instantiate = instantiate
         else:
-            fast = table.native.Fast
+            fast = make.native.Fast
             class Native:
                 Fast = staticmethod(lambda entry, f, *rest: fast(entry, Swapped(f), *rest))
                 __getattr__ = lambda self, name: getattr(_compat.native, name)
-            table.native = Native()
+            make.native = Native()
         __main__.main(["--trial", "-m", "bench.examples.replay_buffer", "--steps", "400"])
     """
     path = tmp_path / "mutant.py"
