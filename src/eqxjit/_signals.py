@@ -36,13 +36,16 @@ def comes_from_signal_handler(error: BaseException) -> bool:
     return False
 
 
+def may_be_dropped(error: BaseException | None) -> bool:
+    """Return whether code that may fail can drop this error: a signal handler hasn't raised it."""
+    return isinstance(error, Exception) and not comes_from_signal_handler(error)
+
+
 # Not a generator function, because the stack may be too deep for its frames.
 class _Suppressed(contextlib.AbstractContextManager[None]):
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         # After a `RecursionError`, the stack may be too deep to look at the error.
-        return isinstance(error, RecursionError) or (
-            isinstance(error, Exception) and not comes_from_signal_handler(error)
-        )
+        return isinstance(error, RecursionError) or may_be_dropped(error)
 
 
 #: Suppresses the errors of a block that may fail, but not those that a signal handler raises.

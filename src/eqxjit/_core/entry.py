@@ -136,8 +136,8 @@ class Entry:
     - `why_dropped`: the reason why the table dropped the entry, if there is one. The traces of the
         entry share this list, so they learn the reason, too.
     - `watches`: weak references to static objects. When an object dies, the table drops the entry.
-    - `used`: the indices of the arrays that the programs use which have been read so far. It only
-        grows, so its length tells whether it has changed.
+    - `used`: the indices of the arrays that are used by the programs read so far. It only grows, so
+        its length tells whether it has changed.
     - `n_hits`: how many calls of the slow path ran an existing program.
     - `last_used`: when the entry was last used, by the clock of the table, which counts uses.
     """

@@ -15,10 +15,11 @@ from .._compat import (
     trace_ctx,
     unflatten_node,
 )
+from .._signals import may_be_dropped
 from .._spec.arrays import passed, wait_for
 from .._spec.static_key import Opaque, same
 from .._spec.tree import ARRAY, ARRAY_CLASSES, DICT, is_array
-from .writer import TooLarge, Writer, is_for_slow_path, is_repeated
+from .writer import TooLarge, Writer, is_for_slow_path
 
 if native is not None:
     # C compares with these objects, and calls them.
@@ -37,7 +38,7 @@ if native is not None:
         wait_for,
         Opaque,
         is_for_slow_path,
-        is_repeated,
+        may_be_dropped,
         trace_ctx,
         EvalTrace,
     )

@@ -81,7 +81,7 @@ typedef struct {
     PyObject *wait_for;         /* the function in _spec/arrays.py */
     PyObject *opaque_type;      /* Opaque, the class of keys of objects that aren't read into parts */
     PyObject *is_for_slow_path; /* the function in _fast/writer.py */
-    PyObject *is_repeated;      /* the function in _fast/writer.py */
+    PyObject *may_be_dropped;   /* the function in _signals.py */
     PyObject *trace_ctx;        /* the object of JAX of this name, of which `trace` is the innermost transformation */
     PyObject *eval_trace;       /* the class of `trace` if there is no transformation; None if it isn't known */
 
@@ -93,7 +93,7 @@ typedef struct {
 #define FROM_PYTHON(DO)                                                                                    \
     DO(array_mark) DO(array_type) DO(tracer_type) DO(numpy_type) DO(array_classes) DO(is_array)            \
     DO(passed) DO(flatten) DO(registered) DO(same) DO(unflatten) DO(wait_for) DO(opaque_type)              \
-    DO(is_for_slow_path) DO(is_repeated) DO(trace_ctx) DO(eval_trace)
+    DO(is_for_slow_path) DO(may_be_dropped) DO(trace_ctx) DO(eval_trace)
 /* All fields of the state. Each of them is a reference. */
 #define STATE_FIELDS(DO)                                                                                   \
     DO(static_type) DO(flags_type) DO(log_type) DO(fast_type) DO(dispatcher_type) FROM_PYTHON(DO)           \
@@ -1045,22 +1045,20 @@ static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py
     Py_ssize_t place = is_positional ? i : i - n_positional;
     PyObject *name = place < PyTuple_GET_SIZE(candidates) ? PyTuple_GET_ITEM(candidates, place) : Py_None;
     if (!PyUnicode_CheckExact(name)) return NULL;
-    PyObject *const *others = PySequence_Fast_ITEMS(call->kwnames);
     PyObject *const *keywords = call->args + call->n_args;
     Py_ssize_t n_named = PyTuple_GET_SIZE(call->kwnames);
-    /* The search begins where the keyword is if the call passes keywords in the order of the spec. Most names are the
-       very objects in the spec, so the characters are compared only if none is. */
-    Py_ssize_t begin = i - call->n_args;
-    for (Py_ssize_t at = begin; at < n_named; at++) {
-        if (others[at] == name) return keywords[at];
+    for (Py_ssize_t k = 0; k < n_named; k++) {
+        /* The search begins where the keyword is if the call passes keywords in the order of the spec. */
+        Py_ssize_t at = i - call->n_args + k;
+        if (at >= n_named) at -= n_named;
+        if (PyTuple_GET_ITEM(call->kwnames, at) == name) return keywords[at];
     }
-    for (Py_ssize_t at = 0; at < begin; at++) {
-        if (others[at] == name) return keywords[at];
-    }
+    /* Most names are the very objects in the spec, so the characters are compared only if none is. */
     Py_hash_t hash = PyObject_Hash(name);
     for (Py_ssize_t at = 0; at < n_named; at++) {
-        if (!PyUnicode_CheckExact(others[at]) || PyObject_Hash(others[at]) != hash) continue;
-        if (PyUnicode_Compare(others[at], name) == 0) return keywords[at];
+        PyObject *other = PyTuple_GET_ITEM(call->kwnames, at);
+        if (!PyUnicode_CheckExact(other) || PyObject_Hash(other) != hash) continue;
+        if (PyUnicode_Compare(other, name) == 0) return keywords[at];
     }
     return NULL;
 }
@@ -1159,7 +1157,7 @@ static inline int match_call(Walk *walk, Dispatcher *self, Fast *fast, InFlight 
     if (matches > 0) {
         matches = match_last_difference(walk, call);
         /* If a part before it differs, too, Equinox wouldn't run the user's `==`, so its error must not be raised. */
-        if (matches < 0 && clear_error_if(walk->state->is_repeated) > 0) matches = 1;
+        if (matches < 0 && clear_error_if(walk->state->may_be_dropped) > 0) matches = 1;
     }
     if (matches <= 0) return matches;
     /* The place before the arrays is free, so that the jitted function may use it. */
@@ -1232,7 +1230,7 @@ static PyObject *finish_in_python(State *state, InFlight *call, PyObject *return
 /* Decides between two exceptions of a call, and sets the one to raise. The call itself raised `error`. The current
    exception was raised later, while the Call was created to hand `error` over. Steals the reference to `error`. */
 static void choose_error(State *state, PyObject *error) {
-    if (clear_error_if(state->is_repeated) > 0) {
+    if (clear_error_if(state->may_be_dropped) > 0) {
         set_error(error);
         return;
     }
@@ -1648,7 +1646,7 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOO!OOOOOOOOOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
                           &new.tracer_type, &new.numpy_type, &new.array_classes, &new.is_array, &new.passed,
                           &new.flatten, &new.registered, &new.same, &new.unflatten, &new.wait_for,
-                          &new.opaque_type, &new.is_for_slow_path, &new.is_repeated, &new.trace_ctx,
+                          &new.opaque_type, &new.is_for_slow_path, &new.may_be_dropped, &new.trace_ctx,
                           &new.eval_trace)) {
         return NULL;
     }

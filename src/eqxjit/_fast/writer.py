@@ -20,7 +20,7 @@ import numpy as np
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import GENERATED_FOLDER, trim
-from .._signals import comes_from_signal_handler
+from .._signals import comes_from_signal_handler, may_be_dropped
 from .._spec.arrays import passed, wait_for
 from .._spec.static_key import ITEMS, THEMSELVES, Static, same
 from .._spec.tree import (
@@ -84,8 +84,8 @@ def make_call($handler, $otherwise, $jitted, $fast{bound}):
                 [($program, $arrays)] = $output.items()
                 $is_part = $has_tracers($arrays)
                 $is_warm = $record[1] is not None and ($is_part or not $program.unread)
-                if $may_wait:
-                    $waits = $waits or $entry.may_use_more($program, $n_used)
+                if $may_wait and $entry.may_use_more($program, $n_used):
+                    $waits = True
                 if $waits or ($is_warm and ($program.must_wait or $is_part)):
                     $wait_for($arrays)
             except $BaseException as $error:
@@ -142,24 +142,15 @@ def is_for_slow_path(error: BaseException) -> bool:
     return is_of_python and not comes_from_signal_handler(error)
 
 
-def is_repeated(error: BaseException) -> bool:
-    """Return whether an error only says that arguments can't be bound and split once more.
-
-    After a call has failed, its arguments are bound and split once more, for the handler. An error
-    of that is dropped, because the error of the call matters more. But an error that a signal
-    handler raises meanwhile is never dropped.
-    """
-    return isinstance(error, Exception) and not comes_from_signal_handler(error)
-
-
 def hand_over(error: BaseException, handler: Any, record: list[Any]) -> None:
     """Have the handler raise the error of a call in flight, or a clearer error."""
     try:
         call = call_of(record)
     except Exception as later:
-        if not is_repeated(later):
+        if not may_be_dropped(later):
             raise
-        # The generated code then raises `error`.
+        # The arguments can't be bound and split once more. That matters less than the error of the
+        # call, which the generated code then raises.
         return
     try:
         handler.failed_fast(error, call)

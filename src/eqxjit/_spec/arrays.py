@@ -51,7 +51,7 @@ _SMALL = 96 << 10
 _CHEAP_TO_COPY = 1 << 19
 
 
-def passed(leaves: list[Any], used: Collection[int] = ()) -> tuple[list[Any], bool, bool]:
+def passed(leaves: list[Any], used: Collection[int]) -> tuple[list[Any], bool, bool]:
     """Return the arrays that a call passes to JAX, and whether it must and may have to wait.
 
     A call asks this only once, after all of its arguments have matched. Tracers of an eager
