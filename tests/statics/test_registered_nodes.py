@@ -15,12 +15,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.tree_util import GetAttrKey, SequenceKey
 
 import eqxjit
-from tests.support.helpers import Twins, assert_same, outcome
+from tests.support.helpers import SPECIALIZING, Twins, assert_same, outcome
 
 FIELDS = ("a", "b", "scale")
 
@@ -346,3 +347,25 @@ def test_objects_whose_class_is_registered_between_warm_calls():
     jax.tree_util.register_pytree_node(Named, lambda n: ((n.x,), n.name), lambda n, c: Named(n, *c))
     for n in range(3):
         assert f(Named("a", jnp.full(2, n)), jnp.ones(2)).tolist() == [n, n]
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="the slow path flattens once")
+def test_a_flatten_function_that_changes_its_answer_within_a_call_is_refused():
+    answers = []
+
+    class Moody:
+        def __init__(self, x):
+            self.x = x
+
+    def flatten(moody):
+        return (moody.x,), answers.pop(0) if answers else "calm"
+
+    jax.tree_util.register_pytree_node(Moody, flatten, lambda _, c: Moody(*c))
+    f = eqxjit.filter_jit(lambda moody, y: moody.x * y)
+    for _ in range(3):
+        assert f(Moody(jnp.full(3, 2.0)), jnp.ones(3))[0] == 2
+    # The first answer is that to the guards; the second comes when the new shape is traced.
+    answers[:] = ["calm", "angry"]
+    with pytest.raises(ValueError, match="flattened twice in one call"):
+        f(Moody(jnp.ones((2, 3))), jnp.ones((2, 3)))
+    assert f(Moody(jnp.full(3, 2.0)), jnp.ones(3))[0] == 2
